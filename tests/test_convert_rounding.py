@@ -88,6 +88,7 @@ def test_only_int4_is_calibrated(file, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_lets_the_target_write_the_text(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("specdemo.training.data.CALIBRATION_TOKENS", 200)
     command = ["export", str(file), str(tmp_path / "out"), "--weight-format", "int4"]
     assert cli.main([*command, "--calibrate"]) == 0

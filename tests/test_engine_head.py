@@ -10,7 +10,7 @@ import pytest
 from tiny_models import ir_folder
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.convert import heads, ir
+from specdemo.convert import heads, ir, rounding
 from specdemo.engine.draft_head import DraftHead, fractions
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
@@ -134,7 +134,7 @@ def test_a_scale_cuts_the_largest_weights_where_the_others_gain(monkeypatch):
         return np.square(matrix - heads.quantize(matrix, np.eye(128)).floats()).mean()
 
     chosen = error()
-    monkeypatch.setattr(heads, "SHRUNK", (1.0,))
+    monkeypatch.setattr(rounding, "SHARES", (1.0,))
     assert chosen < 0.95 * error()
 
 

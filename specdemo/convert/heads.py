@@ -22,7 +22,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.convert import ir
-from specdemo.convert.rounding import Quantized, Rounding, Squares
+from specdemo.convert.rounding import SAMPLE, Quantized, Rounding, Squares
 from specdemo.engine import draft_head, graph
 from specdemo.errors import BadInput
 
@@ -32,7 +32,6 @@ EPSILON = 1e-6
 LIKENESS = 0.9  # cosine of two embeddings of a token in one model, rounded differently; others: 0
 _TARGET = ["specdemo", "target"]
 GROUP = 64  # weights that share a scale
-SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # scales, relative to the one that cuts nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
     products."""
     columns = len(squares)
     total = Squares(columns, math.gcd(GROUP, columns), columns)
-    total.sums = [squares]
-    return Rounding(total, SHRUNK).round(len(matrix), lambda first, end: matrix[first:end])
+    total.sums = [np.stack([squares / 2] * 2).astype(np.float32)]
+    return Rounding(total, matrix[:SAMPLE]).round(len(matrix), lambda first, end: matrix[first:end])
 
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:

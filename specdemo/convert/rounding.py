@@ -20,8 +20,10 @@ from specdemo.engine.graph import raw_bytes
 from specdemo.host.hardware import processors
 from specdemo.host.progress import Meter, Report, silent
 
-DAMPING = 0.01  # relative to the mean of the squares
-COLUMNS = 2048  # the most that compensate for each other: costs grow with the cube
+DAMPINGS = (0.03, 0.3, 3.0)  # relative to the mean of the squares
+COLUMNS = 1024  # the most that compensate for each other: costs grow with the cube
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+SAMPLE = 64  # rows that choose the damping
 STEP = 32  # columns whose errors reach all later ones in one product
 LARGEST = 3.0  # norm of an input that counts, relative to the median: a few are 1,000 times that
 _ROWS = 2048  # that a thread rounds at once
@@ -52,30 +54,41 @@ class Quantized(NamedTuple):
 
 
 class Squares:
-    """Sums of products of a matrix's inputs, float32 [columns, columns]; of more than `most` those
-    of about `most` side by side. `group` columns share a scale."""
+    """Sums of products of a matrix's inputs, float32 [2, columns, columns]: those of every other
+    text, and the rest; of more columns than `most` those of about `most` side by side. `group`
+    columns share a scale."""
 
     def __init__(self, columns: int, group: int, most: int = COLUMNS) -> None:
         width = max(most // group, 1) * group
-        self.group = group
+        self.group, self._texts = group, 0
         self.parts = [slice(at, min(at + width, columns)) for at in range(0, columns, width)]
         sizes = [part.stop - part.start for part in self.parts]
-        self.sums = [np.zeros((size, size), np.float32) for size in sizes]
+        self.sums = [np.zeros((2, size, size), np.float32) for size in sizes]
 
     def add(self, inputs: np.ndarray) -> None:
-        """Add inputs, float32 [tokens, columns]."""
-        for part, total in zip(self.parts, self.sums, strict=True):
-            total += inputs[:, part].T @ inputs[:, part]
+        """Add the inputs of a text, float32 [tokens, columns]."""
+        for part, sums in zip(self.parts, self.sums, strict=True):
+            sums[self._texts % 2] += inputs[:, part].T @ inputs[:, part]
+        self._texts += 1
 
 
 class Rounding:
-    """Rounds matrices whose inputs have these `squares`; later columns compensate for the error of
-    earlier ones. Scales are the best of these `shares` of the one that cuts nothing."""
+    """Rounds matrices whose inputs have these `squares`. Columns with the largest inputs come
+    first; later ones compensate for their error. Scales are the best of SHARES of the one that cuts
+    nothing.
 
-    def __init__(self, squares: Squares, shares: Sequence[float] = (1.0,)) -> None:
-        self._group, self._shares, self._parts = squares.group, shares, squares.parts
-        self._factors = [_factor(total) for total in squares.sums]
-        self._weights = [np.diag(total).copy() for total in squares.sums]
+    The damping is the one of DAMPINGS with which rows of the `sample`, rounded along half of the
+    texts, are best along the others: with too little, weights are fitted to the texts themselves,
+    and along other text they are worse than rounded to the nearest value."""
+
+    def __init__(self, squares: Squares, sample: np.ndarray) -> None:
+        self._group, self._parts, self._plans = squares.group, squares.parts, []
+        for part, (known, other) in zip(squares.parts, squares.sums, strict=True):
+            rows, errors = sample[:, part], []
+            for damping in DAMPINGS:
+                wrong = rows - self._columns(rows, *_plan(known, damping)).floats()
+                errors.append(((wrong @ other) * wrong).sum())
+            self._plans.append(_plan(known + other, DAMPINGS[int(np.argmin(errors))]))
 
     def round(self, rows: int, read: Callable[[int, int], np.ndarray]) -> Quantized:
         """A matrix of so many `rows` in int4; `read(first, end)` gives some of them."""
@@ -85,49 +98,53 @@ class Rounding:
         return Quantized(*(np.concatenate(parts) for parts in zip(*rounded, strict=True)))
 
     def _piece(self, rows: np.ndarray) -> Quantized:
-        each = zip(self._parts, self._factors, self._weights, strict=True)
-        parts = [self._columns(rows[:, part], *given) for part, *given in each]
+        each = zip(self._parts, self._plans, strict=True)
+        parts = [self._columns(rows[:, part], *plan) for part, plan in each]
         return Quantized(*(np.concatenate(side, axis=1) for side in zip(*parts, strict=True)))
 
-    def _columns(self, matrix: np.ndarray, factor: np.ndarray, weights: np.ndarray) -> Quantized:
-        (rows, columns), group = matrix.shape, self._group
+    def _columns(
+        self, matrix: np.ndarray, weights: np.ndarray, order: np.ndarray, factor: np.ndarray
+    ) -> Quantized:
+        columns, rows = matrix.shape[1], len(matrix)
         left = np.array(matrix.T, np.float32, order="C")  # a column's weights lie side by side
+        groups = left.reshape(-1, self._group, rows), weights.reshape(-1, self._group)
+        scales = np.stack([_scales(*one) for one in zip(*groups, strict=True)])
+        left, exact = left[order], scales.astype(np.float32)
         values = np.empty((columns, rows), np.int8)
-        scales = np.empty((columns // group, rows), np.float16)
-        step = min(STEP, group)
-        for begin in range(0, columns, step):
-            end = min(begin + step, columns)
+        for begin in range(0, columns, STEP):
+            end = min(begin + STEP, columns)
             errors = np.empty((end - begin, rows), np.float32)
             for at in range(begin, end):
-                if at % group == 0:
-                    own = slice(at, at + group)
-                    scales[at // group] = _scales(left[own], weights[own], self._shares)
-                scale = scales[at // group].astype(np.float32)
-                values[at] = np.rint(left[at] / scale).clip(-8, 7)
-                errors[at - begin] = (left[at] - values[at] * scale) / factor[at, at]
+                column, scale = order[at], exact[order[at] // self._group]
+                values[column] = np.rint(left[at] / scale).clip(-8, 7)
+                errors[at - begin] = (left[at] - values[column] * scale) / factor[at, at]
                 left[at + 1 : end] -= factor[at, at + 1 : end, None] * errors[at - begin]
             left[end:] -= factor[begin:end, end:].T @ errors
         bits = np.ascontiguousarray(values.T).view(np.uint8) & 15
         return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, np.ascontiguousarray(scales.T))
 
 
-def _factor(squares: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of the inverse of the damped `squares`, float32."""
-    damping = DAMPING * np.trace(squares) / len(squares) + 1e-9
-    inverse = np.linalg.inv(squares.astype(np.float64) + damping * np.eye(len(squares)))
-    return np.ascontiguousarray(np.linalg.cholesky(inverse).T, np.float32)
+def _plan(squares: np.ndarray, damping: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns' weights, their order, and in this order the upper Cholesky factor of the inverse
+    of the damped `squares`; float32."""
+    weights = np.diag(squares).astype(np.float32)
+    order = np.argsort(-weights, kind="stable")
+    damped = squares[order][:, order].astype(np.float64)
+    damped[np.diag_indices_from(damped)] += damping * weights.mean() + 1e-9
+    factor = np.linalg.cholesky(np.linalg.inv(damped)).T
+    return weights, order, np.ascontiguousarray(factor, np.float32)
 
 
-def _scales(part: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """The scale of each column of `part` [group, rows], float16 [rows], of those in `shares` that
+def _scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The scale of each column of `part` [group, rows], float16 [rows], of those in SHARES that
     rounds it best, with squares of errors times `weights`."""
     largest = np.take_along_axis(part, np.abs(part).argmax(0)[None], 0)[0]
     widest = np.where(np.abs(largest) < 8 * _LEAST, _LEAST, -largest / 8)
-    tried = [(share * widest).astype(np.float16) for share in shares]
-    if len(tried) == 1:
-        return tried[0]
-    exact = [scale.astype(np.float32) for scale in tried]
-    errors = [weights @ (part - np.rint(part / one).clip(-8, 7) * one) ** 2 for one in exact]
+    tried = [(share * widest).astype(np.float16) for share in SHARES]
+    errors = []
+    for scale in tried:
+        exact = scale.astype(np.float32)
+        errors.append(weights @ (part - np.rint(part / exact).clip(-8, 7) * exact) ** 2)
     best: np.ndarray = np.choose(np.argmin(errors, 0), tried)
     return best
 
@@ -217,10 +234,11 @@ def round_weights(
             own[:] = outputs[0]
         del layer, model, request
         for names, total in zip(read, squares, strict=True):
-            rounding = Rounding(total)
-            for matrix in names:
-                tensor = tensors[f"{matrix}.weight"]
-                _save(folder, f"{matrix}.weight.npz", rounding.round(tensor.shape[0], tensor.read))
+            matrices = [(name, tensors[name]) for name in (f"{each}.weight" for each in names)]
+            first = matrices[0][1]
+            rounding = Rounding(total, first.read(0, min(SAMPLE, first.shape[0])))
+            for matrix, tensor in matrices:
+                _save(folder, f"{matrix}.npz", rounding.round(tensor.shape[0], tensor.read))
                 meter.update(math.prod(tensor.shape))
         _save(folder, f"state-{number + 1:04}.npy", state)
         (folder / f"state-{number:04}.npy").unlink(missing_ok=True)
