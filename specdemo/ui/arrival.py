@@ -32,10 +32,12 @@ STATES = {
 
 
 class Arrival:
-    """Fetches the pair `offer.later` and changes to it; `error` is the reason of "failed"."""
+    """Fetches the pair `offer.later`, which there is, and changes to it; `error` is the reason of
+    "failed"."""
 
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
+        assert offer.later is not None
         self.pair, self.shared = offer.later, bool(offer.fixed)
         self.state, self.error = "paused", ""
         self.progress: Progress | None = None

@@ -5,7 +5,7 @@ import hashlib
 from functools import cached_property
 from pathlib import Path
 
-from specdemo.runs.trace import from_json
+from specdemo.runs.trace import Trace, from_json
 from specdemo.ui.events import finished
 from specdemo.ui.wording import origin
 
@@ -19,10 +19,10 @@ class Assets:
     """The files by name, and the recorded `races` by file name, the first to be shown first. The
     `digest` is a part of every address, so that browsers may keep the files."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         paths = [path for path in STATIC.iterdir() if path.suffix in KINDS]
         self.files = {path.name: path.read_bytes() for path in paths}
-        self.races = {}
+        self.races: dict[str, Trace] = {}
         for path in sorted(RECORDED.glob("*.json")):
             self.races[path.name] = trace = from_json(path.read_text("utf-8"))
             self.files[path.name] = finished(trace, "opened", origin(trace)).encode()

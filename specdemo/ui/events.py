@@ -16,9 +16,10 @@ import gradio as gr
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy
-from specdemo.runs.question import Question
+from specdemo.runs.question import Event as SessionEvent
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.race import enough
-from specdemo.runs.settings import Settings
+from specdemo.runs.settings import Drafter, Settings
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.offers import Offer, models_of, settings_of
@@ -35,7 +36,12 @@ from specdemo.ui.wording import (
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
 
-DRAFTERS = {"none": "no draft", "lookup": "n-gram lookup", "model": "", "auto": "whichever pays"}
+DRAFTERS: dict[Drafter, str] = {
+    "none": "no draft",
+    "lookup": "n-gram lookup",
+    "model": "",
+    "auto": "whichever pays",
+}
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
 SOURCES = {"head": "draft head", "eagle3": "EAGLE-3 head", "model": "draft model"}
 DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
@@ -44,7 +50,7 @@ DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun afte
 class Running:
     """The stop signals of the runs in progress, one for each browser tab."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._stops: dict[str, Event] = {}
 
     @contextmanager
@@ -119,16 +125,22 @@ def run(
     """Yields the messages of a race."""
 
     def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
-        options = {"repeat": service.gate.limits.race_seconds, "measured": False, "stop": stop}
-        question = Question(str(values["question"] or ""), settings, baseline=True, **options)
-        events = session.ask(question)
-        yield from _race(events, stop, service)
+        question = Question(
+            str(values["question"] or ""),
+            settings,
+            baseline=True,
+            repeat=service.gate.limits.race_seconds,
+            measured=False,
+            stop=stop,
+        )
+        yield from _race(session.ask(question), stop, service)
 
     return with_session(race, service, running, offer, visitor, values)
 
 
-def _race(events: Iterator[Any], stop: Event, service: Service) -> Iterator[str]:
-    trace, sent = None, 0.0
+def _race(events: Iterator[SessionEvent], stop: Event, service: Service) -> Iterator[str]:
+    trace: Trace | None = None
+    sent = 0.0
     new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
     for event in events:
         if isinstance(event, Trace):
@@ -148,6 +160,7 @@ def _race(events: Iterator[Any], stop: Event, service: Service) -> Iterator[str]
         if time.monotonic() - sent >= service.update_seconds:
             yield message(phase, note, **new)
             new, sent = {"rounds": [], "baseline": []}, time.monotonic()
+    assert trace is not None
     stopped = trace.identical is None
     phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(trace, "Measured"))
     yield finished(trace, phase, note)
@@ -161,7 +174,7 @@ def drafts(
 
     def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
         ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
-        runs: dict[str, list[Trace]] = {way: [] for way in ways}
+        runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
         until, turn = time.monotonic() + DRAFTS_SECONDS, 0
         while turn < MOST_TURNS and (not turn or time.monotonic() < until):
             for way in ways:
@@ -169,7 +182,7 @@ def drafts(
                 yield message("drafts", f"Race {turn + 1} of the drafts: {name}")
                 settings = replace(settings, drafter=way)
                 question = Question(str(values["question"] or ""), settings, stop=stop)
-                *_, trace = session.ask(question)
+                trace = trace_of(session.ask(question))
                 if stop.is_set():
                     yield message("stopped", "Stopped.")
                     return
@@ -182,8 +195,8 @@ def drafts(
     return with_session(race, service, running, offer, visitor, values)
 
 
-def _drafts(runs: Mapping[str, list[Trace]]) -> list[dict[str, Any]]:
-    medians = []
+def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
+    medians: list[dict[str, Any]] = []
     for way, traces in runs.items():
         traces.sort(key=lambda trace: summarize(trace).decode_seconds)
         shown = traces[(len(traces) - 1) // 2]
@@ -209,7 +222,7 @@ def _drafts(runs: Mapping[str, list[Trace]]) -> list[dict[str, Any]]:
 def add_endpoint(service: Service, offer: Offer) -> None:
     """Adds /generate, for programs, to the Blocks being built. It answers with `offer.first`."""
 
-    def generate(
+    def generate(  # type: ignore[misc]  # Gradio reads the type of an item, not Iterator
         request: gr.Request,
         instruction: str,
         max_new_tokens: int = 100,
@@ -220,7 +233,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
         top_k: int = 0,
         seed: int = 0,
         numerics: str = "exact",
-    ) -> dict:  # the type of each item that it yields: Gradio does not read Iterator
+    ) -> dict:  # type: ignore[type-arg]  # Gradio knows no dict[...]
         """Answer an instruction with speculative decoding, streamed as it is generated.
 
         Each item holds the text that is new since the one before in "delta", and the figures so
@@ -254,14 +267,13 @@ def add_endpoint(service: Service, offer: Offer) -> None:
     gr.api(generate, api_name="generate", concurrency_limit=MAX_EVENTS)
 
 
-def _pieces(events: Iterator[Any], service: Service) -> Iterator[dict[str, Any]]:
+def _pieces(events: Iterator[SessionEvent], service: Service) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
     sent, sent_at = 0, 0.0
     for event in events:
         if isinstance(event, Waiting):
             continue
-        ended = isinstance(event, Trace)
-        if not ended:
+        if isinstance(event, Round):
             rounds.append(event)
             if time.monotonic() - sent_at < service.update_seconds:
                 continue
@@ -274,8 +286,8 @@ def _pieces(events: Iterator[Any], service: Service) -> Iterator[dict[str, Any]]
             "tokens": tokens,
             "tokens_per_second": over(tokens - 1, spent) or 0.0,
             "acceptance_rate": over(accepted, examined),
-            "done": ended,
-            "text": event.text if ended else "",
-            "finish_reason": event.finish_reason if ended else "",
+            "done": isinstance(event, Trace),
+            "text": event.text if isinstance(event, Trace) else "",
+            "finish_reason": event.finish_reason if isinstance(event, Trace) else "",
         }
         sent, sent_at = len(rounds), time.monotonic()

@@ -110,7 +110,7 @@ class Gate:
                     self._started = {name: times for name, times in seen if now - times[-1] < 60}
 
     def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
-        times = self._started.get(name, ())
+        times = self._started.get(name) or deque[float]()
         if self._at_work[name] >= at_once:
             words = f"{at_once} questions from {name[0]} are at work already"
             return f"{words}; wait for one to finish, or stop it."
@@ -176,8 +176,11 @@ class State:
 
 def variant(pair: ModelChoice, other: ModelChoice) -> bool:
     """Whether both are the same models, on whatever device and with whatever KV cache."""
-    free = {"device": "CPU", "draft_device": "CPU", "kv_cache": "auto"}
-    return dataclasses.replace(pair, **free) == dataclasses.replace(other, **free)
+
+    def models(choice: ModelChoice) -> ModelChoice:
+        return dataclasses.replace(choice, device="CPU", draft_device="CPU", kv_cache="auto")
+
+    return models(pair) == models(other)
 
 
 class Service:
@@ -294,16 +297,17 @@ class Service:
                     seen = shown
                     yield shown
                 with self._changed:
-                    self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
+                    if self.state == state:
+                        self._changed.wait(timeout=0.25)
             yield here
         finally:
             self._waiting.remove(me)
             with self._changed:
-                here, _ = self._latest
-                ready = here and here.kind == "ready"
-                if ready and self.state.pair == pair and not self._answers(pair):
+                latest, _ = self._latest
+                replaces = self.state.pair == pair and not self._answers(pair)
+                if latest and latest.kind == "ready" and replaces:
                     self._load_number += 1
-                    self.state = here
+                    self.state = latest
                     self._changed.notify_all()
 
     @contextmanager

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import Turns
@@ -54,10 +55,17 @@ KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 def finish(app: FastAPI, service: Service) -> None:
     """End all that runs on the page, Gradio's heartbeats too."""
     service.close()
-    app.routes[-1].app.stop_event.set()
+    _gradio(app).stop_event.set()
 
 
-class Sessions(dict):
+def _gradio(app: FastAPI) -> Any:
+    """Gradio's own application, which is mounted last."""
+    mount = app.routes[-1]
+    assert isinstance(mount, Mount)
+    return mount.app
+
+
+class Sessions(dict[str, Any]):
     """Gradio's messages to each browser session, of MAX_SESSIONS; the oldest without an event under
     way is dropped. Gradio drops the oldest of 2000, whose answer may be running."""
 
@@ -67,9 +75,9 @@ class Sessions(dict):
     def __setitem__(self, session: str, messages: object) -> None:
         if session not in self and len(self) >= MAX_SESSIONS:
             busy = {event.session_hash for event in self._queue.event_ids_to_events.values()}
-            idle = next((other for other in self if other not in busy), None)
-            self.pop(idle, None)
-            self._queue.pending_event_ids_session.pop(idle, None)
+            if idle := next((other for other in self if other not in busy), None):
+                self.pop(idle)
+                self._queue.pending_event_ids_session.pop(idle, None)
         super().__setitem__(session, messages)
 
 
@@ -119,7 +127,7 @@ def _add_page(app: FastAPI, page: Page) -> None:
     assets = page.assets
 
     def index(request: Request) -> Response:
-        gradios = next(route.endpoint for route in app.routes[-1].app.routes if route.path == "/")
+        gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
         whole = gradios(request, None).body.decode()
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
@@ -221,7 +229,7 @@ def public_name(host: str, port: int) -> str:
     from gradio.networking import setup_tunnel
 
     try:
-        name = urlsplit(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)).netloc
+        name: str = urlsplit(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)).netloc
     except Exception as error:  # from the download of the tunnel's program, or from its server
         raise RequestFailed(f"No public link could be made: {error}") from error
     print(f"Anybody can reach it for a week: https://{name}", flush=True)

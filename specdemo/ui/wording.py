@@ -92,10 +92,11 @@ def _pace(trace: Trace) -> str:
     """Seconds of both runs of the race on show, counted from the first token because both start
     from the same prefill, and the range of the races."""
     summary, result = summarize(trace), races.verdict(trace)
-    seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds
+    seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
+    baseline_decoded = summary.baseline_decoded or 0
     words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
-    if summary.decoded != summary.baseline_decoded:
-        words += f"{_count(summary.baseline_decoded + 1, 'token')} in "
+    if summary.decoded != baseline_decoded:
+        words += f"{_count(baseline_decoded + 1, 'token')} in "
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
     if result and result.races > 1:
@@ -118,7 +119,8 @@ def _notes(trace: Trace) -> list[str]:
             f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
             f"{cost:.2f} tokens of the baseline."
         )
-    disturbed = [race for race in (trace, *trace.repeats) if race.disturbed]
+    every: list[Trace | Repeat] = [trace, *trace.repeats]
+    disturbed = [race for race in every if race.disturbed]
     if disturbed:
         others = max(trace.others, *(race.shared_with for race in disturbed))
         causes = [COMPILING] if any(race.compiling for race in disturbed) else []
