@@ -348,3 +348,12 @@ def test_every_source_of_draft_tokens_has_a_name_on_the_page():
     script = (Path(layout.__file__).parent / "static" / "runner.js").read_text()
     [names] = re.findall(r"SOURCES = new Map\(Object.entries\(\{(.*?)\}", script, re.S)
     assert set(re.findall(r"(\w+): \"", names)) == set(get_args(Source))
+
+
+def test_recorded_races_are_small_identical_and_say_where_they_come_from():
+    assets = Assets()
+    names = [recorded_name(trace) for trace in assets.races.values()]
+    assert "Qwen2.5-Coder-1.5B: Why is the sky blue? Answer in three sentences." in names
+    for file, trace in assets.races.items():
+        assert trace.identical and trace.machine and trace.created, file
+        assert (RECORDED / file).stat().st_size < 50_000, file
