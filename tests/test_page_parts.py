@@ -23,6 +23,7 @@ from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace
 from specdemo.ui import events, layout, offers, wording
+from specdemo.ui.assets import RECORDED, Assets
 from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
@@ -352,7 +353,7 @@ def test_every_source_of_draft_tokens_has_a_name_on_the_page():
 
 def test_recorded_races_are_small_identical_and_say_where_they_come_from():
     assets = Assets()
-    names = [recorded_name(trace) for trace in assets.races.values()]
+    names = [wording.recorded_name(trace) for trace in assets.races.values()]
     assert "Qwen2.5-Coder-1.5B: Why is the sky blue? Answer in three sentences." in names
     for file, trace in assets.races.items():
         assert trace.identical and trace.machine and trace.created, file
