@@ -31,7 +31,7 @@ CHECK_SECONDS = 2.0
 """How long to wait for the check of the models' files, which began when they were loaded."""
 
 PREPARING = "Compiling and measuring what makes answers fast"
-KEPT = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
+PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
 @click.command()
@@ -84,12 +84,14 @@ def show(events: Iterable[Event], screen: Console) -> Trace:
     for event in events:
         if isinstance(event, Round):
             for token in event.tokens:
-                screen.print(printable(token.text, KEPT), style=STYLES.get(token.kind), end="")
+                screen.print(
+                    printable(token.text, PRINTED_CONTROLS), style=STYLES.get(token.kind), end=""
+                )
         elif isinstance(event, BaselineToken):
             if not baseline_begun:
                 screen.print("\n\nautoregressive decoding:")
             baseline_begun = True
-            screen.print(printable(event.text, KEPT), end="")
+            screen.print(printable(event.text, PRINTED_CONTROLS), end="")
     screen.print()
     assert isinstance(event, Trace)
     return event
