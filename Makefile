@@ -70,16 +70,16 @@ test-hostile-crowd: hostile-setup
 	HOSTILE_SECONDS=40 timeout -s INT 210 $(HOSTILE_PYTEST) tests/hostile/test_crowd.py
 
 test-hostile-faults: hostile-setup
-	timeout -s INT 210 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_faults.py
+	timeout -s INT 150 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_faults.py
 
 test-hostile-dearest: hostile-setup
-	timeout -s INT 150 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
+	timeout -s INT 280 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
 
 test-hostile-schemas: hostile-setup
 	HOSTILE_SECONDS=30 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_schemas.py
 
 test-hostile-fuzz: hostile-setup
-	FUZZ_SECONDS=25 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/test_fuzz.py
+	FUZZ_SECONDS=15 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/test_fuzz.py
 
 bench: setup $(PEERS_STAMP)
 	@mkdir -p results

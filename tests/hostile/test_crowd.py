@@ -41,12 +41,14 @@ def public_page(embedded_pair):
         yield server
 
 
-def hang_up_at_random(url: str, seconds: float) -> list[str]:
-    """Fifty visitors who come, ask, hang up at times, and go; what went wrong."""
-    ending, errors = time.monotonic() + seconds, []
+def hang_up_at_random(url: str, seconds: float) -> tuple[int, list[str]]:
+    """Fifty visitors who come, ask, hang up at times, and go: their requests, and what went
+    wrong."""
+    ending, errors, asked = time.monotonic() + seconds, [], itertools.count()
 
     def visit(number: int) -> None:
         while time.monotonic() < ending:
+            next(asked)
             question = f"{random.choice(PROMPTS)} ({random.random()})"
             try:
                 with closing(ask(client, url, question, 40)) as pieces:
@@ -57,7 +59,7 @@ def hang_up_at_random(url: str, seconds: float) -> list[str]:
 
     with ThreadPoolExecutor(50) as pool, httpx.Client(timeout=120) as client:
         list(pool.map(visit, range(50)))
-    return errors
+    return next(asked), errors
 
 
 def left_behind(page) -> tuple[dict[str, int], int]:
@@ -69,14 +71,16 @@ def left_behind(page) -> tuple[dict[str, int], int]:
 
 
 def test_fifty_visitors_lose_nothing_and_leave_nothing_behind(public_page):
-    errors = hang_up_at_random(public_page.url, SECONDS / 2)
+    _, fresh = left_behind(public_page)
+    few, errors = hang_up_at_random(public_page.url, SECONDS / 2)
     _, before = left_behind(public_page)  # the KV cache is in use already
-    errors += hang_up_at_random(public_page.url, SECONDS)
+    many, more = hang_up_at_random(public_page.url, SECONDS)
     left, after = left_behind(public_page)
     print(
-        f"resident: {before / 1e6:,.0f} MB after a few visitors, {after / 1e6:,.0f} MB after fifty"
+        f"resident: {fresh / 1e6:,.0f} MB at rest, {before / 1e6:,.0f} MB after {few} requests, "
+        f"{after / 1e6:,.0f} MB after {few + many}"
     )
-    assert not errors and not any(left.values()), left
+    assert errors == more == [] and not any(left.values()), left
     assert after < before * 1.1 + 100_000_000
     assert "Traceback" not in public_page.output()
 
