@@ -17,11 +17,12 @@ from specdemo.cli import main
 from specdemo.commands.shared import answer_options, load_pair, options_of, write_json
 from specdemo.engine.messages import Forward, Reply, Run
 from specdemo.engine.request import Request, Target
+from specdemo.errors import BadInput
 from specdemo.host import measured
 from specdemo.host.terminal import show
 from specdemo.options import CONFIG, option
 from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.loading import LoadedPair, require_same_vocabulary
+from specdemo.pairs.loading import LoadedPair, vocabulary_difference
 from specdemo.pairs.registry import NO_DRAFT
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -54,8 +55,9 @@ def agreement(
 
     Raises BadInput if a token id means different strings in both.
     """
-    names = reference.info.target, other.info.target
-    require_same_vocabulary(reference.tokenizer, other.tokenizer, *names)
+    if why := vocabulary_difference(reference.tokenizer, other.tokenizer):
+        names = f"{reference.info.target} and {other.info.target}"
+        raise BadInput(f"{names} cannot be compared, their vocabularies differ: {why}.")
     settings = replace(settings, temperature=0.0, drafter="auto")
     answers = []
     with Session(reference) as session:

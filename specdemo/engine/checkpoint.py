@@ -1,9 +1,11 @@
 """The files of models: checkpoints, which run on torch devices, or IR. Imports neither library."""
 
 import ctypes
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .faults import ModelError
 
@@ -25,7 +27,8 @@ class PairFiles:
     precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
     before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
     model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: (). The
-    draft model reads at most `draft_context` tokens, 0 for any number."""
+    draft model reads at most `draft_context` tokens, 0 for any number; if its vocabulary is another
+    one, `translation` makes a `messages.Translation` for each request."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -37,6 +40,7 @@ class PairFiles:
     draft_context: int = 0
     head: Path | None = None
     head_layers: tuple[int, ...] = ()
+    translation: Callable[[], Any] | None = None
 
 
 def weights_size(source: Path | Checkpoint) -> int:

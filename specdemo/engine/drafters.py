@@ -3,6 +3,7 @@
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from .messages import (
     Proposal,
     Reply,
     Run,
+    Translation,
     next_chunk,
     one_row,
 )
@@ -31,6 +33,8 @@ from .policy import MAX_DRAFT, READING_SHARE, Policy, RoundPlan
 from .prefixes import common
 from .rounds import Source
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
+
+LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have ended
 
 SHARPER = 1.2
 """Divides the temperature at which a head draws. What a head knows less than the target flattens
@@ -298,6 +302,77 @@ class ModelDrafter(LogitsDrafter):
         return text[same:]
 
 
+class TranslatedDrafter(ModelDrafter):
+    """Proposes with a draft model that has a vocabulary of its own: the target's tokens of the text
+    that it drafts. It drafts its likeliest tokens also where the target samples, since noise by
+    token id is not shared between vocabularies; so only a target's own choice can confirm them."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        policy: Policy,
+        sampling: Sampling,
+        translation: Translation,
+        prompt: list[int],
+        reach: int,
+    ):
+        super().__init__(sequence, policy, replace(sampling, temperature=0.0), None, reach)
+        self.translation = translation
+        self._prompt = tuple(prompt)
+        self._known = 0  # tokens of the context when it was last read
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        self._text: list[int] | None = None
+        self._chain: list[int] = []
+        self._chances: list[float] = []
+        self._ready: list[tuple[int, int]] = []
+
+    def step(
+        self, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
+        if not self._chain:
+            self._text, self._known = self.translation.read(context), len(context)
+        seconds = 0.0
+        for steps in range(LOOKAHEAD + 1):
+            self._ready = self.translation.translate(self._chain, steps < LOOKAHEAD)
+            tokens = [token for token, _ in self._ready]
+            shared = min(len(tokens), len(drafted))
+            if tokens[:shared] != drafted[:shared]:
+                break  # another source's token, or a word that became another token
+            if len(tokens) > len(drafted):
+                return self._translated(len(drafted), mask), seconds
+            if self._text is None or len(self._text) + len(self._chain) >= self.reach:
+                break
+            if self._chain and self.translation.ends(self._chain[-1]):
+                break
+            own, spent = yield from super().step(self._text, self._chain)
+            seconds += spent
+            assert own is not None, "without a mask a draft model always proposes"
+            self._chain.append(own.token)
+            self._chances.append(own.confidence)
+        return None, seconds
+
+    def _translated(self, at: int, mask: Mask) -> Proposal | None:
+        """The token `at` in the draft: as likely as the draft tokens that begin in it."""
+        token, count = self._ready[at]
+        if mask is not None and not (token < len(mask) and mask[token]):
+            return None
+        begin = sum(begun for _, begun in self._ready[:at])
+        return self.proposal(token, math.prod(self._chances[begin : begin + count]))
+
+    def of_prompt(self, tokens: tuple[int, ...]) -> int:
+        return common(self._prompt, tuple(self.sequence.tokens))
+
+    def cost(self, drafted: list[int]) -> float:
+        return 0.0 if len(self._ready) > len(drafted) else self.policy.draft.forward(1)
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        forward, waiting = self.policy.draft.forward, len(context) - self._known
+        return 0.0 if self._chain else forward(waiting) - forward(1)
+
+
 class AdaptiveDrafter:
     """Proposes, token by token, the token most likely to be accepted: from `lookups` (by source),
     which cost nothing, or from the draft model (or head) where it is expected to save more time
@@ -438,11 +513,14 @@ def make_drafter(
     allowed: Allowed | None = None,
     adjustment: Adjustment | None = None,
     prediction: tuple[int, ...] = (),
+    translation: Translation | None = None,
+    prompt: list[int] | None = None,
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
     `head_tokens`, an EAGLE-3 head if it reads `sequence`, or a draft model that reads `sequence` up
     to `reach` tokens, or neither, and only `allowed` tokens; and `prediction`, tokens that the
-    answer is expected to have."""
+    answer is expected to have. A draft model with another vocabulary needs a `translation` and the
+    `prompt` in its own tokens."""
     if name == "none":
         return None
     model: ModelDrafter | EagleDrafter | HeadDrafter | None = None
@@ -451,6 +529,8 @@ def make_drafter(
     elif head_tokens is not None and name != "lookup":
         sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
         model = HeadDrafter(policy, sharper, head_tokens, adjustment)
+    elif sequence is not None and translation is not None:
+        model = TranslatedDrafter(sequence, policy, sampling, translation, prompt or [], reach)
     elif sequence is not None and name != "lookup":
         model = ModelDrafter(sequence, policy, sampling, adjustment, reach)
     lookups: dict[Source, Lookup] = {} if name == "model" else {"lookup": Lookup()}

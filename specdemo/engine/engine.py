@@ -153,8 +153,9 @@ class Engine:
         for cache in caches:
             # The prompt is kept for reuse; in a PagedModel the answer shares its whole blocks.
             size, paged = cache.model.block_size, isinstance(cache.model, PagedModel)
-            kept, most = -(-prompt // size), -(-(tokens + MAX_DRAFT + 1) // size)
-            blocks[cache] = kept + most - (prompt // size if paged else 0)
+            read, longest = cache.longest(prompt), cache.longest(tokens)
+            kept, most = -(-read // size), -(-(longest + MAX_DRAFT + 1) // size)
+            blocks[cache] = kept + most - (read // size if paged else 0)
         if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
@@ -212,14 +213,18 @@ class Engine:
             properties = known.draft_properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
-            vocabulary = min(target.model.vocabulary_size, DRAFT_VOCABULARY)
+            vocabulary = DRAFT_VOCABULARY
+            if files.translation is None:
+                vocabulary = min(target.model.vocabulary_size, vocabulary)
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
             if head is not None and isinstance(files.target, Path):
                 draft = EagleHead(head, files.target, settings, self.core)
             else:
                 draft = open_model(source, settings, self.core)
             self._fix_cache(draft)
-            self._draft = self._caches["draft"] = PrefixCache(draft, context=files.draft_context)
+            self._draft = self._caches["draft"] = PrefixCache(
+                draft, context=files.draft_context, translation=files.translation
+            )
         if known.draft_costs:
             draft.costs.learn(known.draft_costs, known.draft_change, lasting=True)
         for target in list(self._targets.values()):

@@ -150,6 +150,23 @@ class Runner(Protocol):
     def forward(self, batch: list[Any]) -> list[Logits]: ...
 
 
+class Translation(Protocol):
+    """Maps the text of one request between the tokens of the target and those of a draft model with
+    another vocabulary. The engine itself knows no text."""
+
+    def read(self, context: list[int]) -> list[int] | None:
+        """The draft model's tokens of the text of `context`, the target's tokens, which only grow.
+        None where no draft can follow yet."""
+
+    def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
+        """The target's tokens that `drafted`, the draft model's, add to the context last read, and
+        for each the number of draft tokens that begin in it. With `whole_words`, only those that no
+        further draft token can change."""
+
+    def ends(self, token: int) -> bool:
+        """Whether no text follows this token of the draft model."""
+
+
 class Model(Runner, Protocol):
     """A decoder with a KV cache: `model.PagedModel`, which describes the methods,
     `torch_model.TorchModel`, or a test's toy. `least_tokens` may be raised: shorter forwards are

@@ -1,7 +1,9 @@
 """The prefix cache: keeps the texts of a model for later requests."""
 
+from collections.abc import Callable
+
 from .cache import Sequence
-from .messages import Model, Prompt
+from .messages import Model, Prompt, Translation
 
 SPARE_TOKENS = 8192  # kept at most; the newest text stays, whatever its length
 
@@ -10,7 +12,8 @@ class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
     text, or whole chunks of `chunk` tokens at fixed places; `template_prefix`, which a template
     gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
-    target model's logits. The model reads at most `context` tokens, 0 for any number."""
+    target model's logits. The model reads at most `context` tokens, 0 for any number, of another
+    vocabulary if there is a `translation` (`PairFiles`)."""
 
     def __init__(
         self,
@@ -18,8 +21,10 @@ class PrefixCache:
         chunk: int = 1,
         template_prefix: tuple[int, ...] = (),
         context: int = 0,
+        translation: Callable[[], Translation] | None = None,
     ):
         self.model = model
+        self.translation = translation
         self.context = context
         self.chunk = chunk
         self.template_prefix = template_prefix
@@ -55,6 +60,13 @@ class PrefixCache:
         sequence.trim_blocks()
         self._kept[text] = sequence, prompt
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
+
+    def longest(self, tokens: int) -> int:
+        """The most tokens that a request of `tokens` tokens of the target may hold in this cache.
+        Another vocabulary may need twice as many for a text; a longer one is not read."""
+        if self.translation is None:
+            return tokens
+        return min(2 * tokens, self.model.pool.limit * self.model.block_size // 2)
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold. Safe to call from any thread."""

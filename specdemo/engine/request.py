@@ -124,13 +124,19 @@ class Request:
     def _drafter(
         self, policy: Policy, draft: PrefixCache | DraftHead | None, allowed: Allowed | None
     ) -> AdaptiveDrafter | None:
-        sequence, columns, reach = None, None, 0
+        sequence, columns, reach, translation, prompt = None, None, 0, None, None
         if isinstance(draft, DraftHead):
             columns = draft.head_tokens
         elif draft is not None and self.drafter in ("auto", "model"):
             reach, tokens = draft.context, self.tokens
             if isinstance(draft.model, EagleHead):
                 columns, tokens = draft.model.head_tokens, tokens[1:]
+            if draft.translation is not None:
+                translation = draft.translation()
+                prompt = translation.read(list(tokens)) or []
+                most = len(tokens) + self.limits.max_new_tokens
+                longest = draft.longest(min(most, self.limits.context_limit))
+                reach, tokens = min(reach or longest, longest), tuple(prompt)
             sequence, _ = draft.find(tokens)
         return make_drafter(
             self.drafter,
@@ -142,6 +148,8 @@ class Request:
             allowed=allowed,
             adjustment=adjustment(self.sampling, self.tokens),
             prediction=self.prediction,
+            translation=translation,
+            prompt=prompt,
         )
 
     def _prompt(

@@ -290,6 +290,12 @@ class Session(AbstractContextManager["Session"]):
                 f"The pair {self.info.name} has no draft model (or a draft head, which needs a "
                 "target with a paged KV cache); choose the drafter lookup or auto."
             )
+        drafts = loaded.translation is not None and settings.drafter in ("auto", "model")
+        if drafts and settings.coupling == "maximal" and settings.temperature:
+            raise BadInput(
+                f"The draft model of {self.info.name} has another vocabulary than the target; the "
+                "maximal coupling cannot compare them: choose the shared coupling."
+            )
         tokens = self._prompt_tokens(question.prompt)
         if len(tokens) >= self.context_limit:
             raise BadInput(

@@ -67,6 +67,10 @@ class TextTranslation:
             translated += [] if special is None else [(special, 1)]
         return translated
 
+    def ends(self, token: int) -> bool:
+        """Whether `token`, of the draft model, ends its text."""
+        return token in self._draft.special_ids
+
     def _following(self, text: str) -> list[int]:
         """The target's tokens of `text` after the context: encoded again from the beginning of a
         word, if that gives the tokens which the context has."""
