@@ -17,6 +17,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
+from specdemo.bench import auditor
+from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import exporting, ir
 from specdemo.engine.drafters import LOOKAHEAD
 from specdemo.errors import BadInput
@@ -37,7 +39,7 @@ WANTED = Settings(max_new_tokens=32, drafter="model", draft_tokens=3)
 
 def write_characters(folder, order) -> None:
     """A tokenizer with a token for each of CHARACTERS, in this order."""
-    library = Library(BPE({CHARACTERS[at]: id for id, at in enumerate(order)}, []))
+    library = Library(BPE({CHARACTERS[index]: id for id, index in enumerate(order)}, []))
     library.decoder = decoders.Fuse()
     save_tokenizer(folder, library, "PreTrainedTokenizerFast")
 
@@ -163,6 +165,14 @@ def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
             next(session.answer(PROMPT, settings))
         assert list(session.answer(PROMPT, dataclasses.replace(settings, drafter="lookup")))
         assert list(session.answer(PROMPT, dataclasses.replace(settings, temperature=0.0)))
+
+
+def test_it_is_audited_with_the_shared_coupling(pair, monkeypatch):
+    monkeypatch.setattr(auditor, "SAME_SEED_ANSWERS", 2)
+    with Session(pair) as session:
+        audit = auditor.audit(session, [BenchPrompt("count", "", PROMPT)], WANTED, draws=40)
+    cells = {(cell["drafter"], cell["coupling"]) for cell in audit.sampling_cells}
+    assert audit.lossless and cells == {("model", "shared")}
 
 
 def test_a_pair_of_two_vocabularies_is_loaded_with_a_translation(folders):

@@ -9,19 +9,25 @@ So models with made-up weights cost what the real ones would. Their answers are 
 from __future__ import annotations
 
 import gc
+import shutil
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
+import numpy as np
+import openvino as ov
 
 from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import ir
 from specdemo.convert.decoder import BITS, FAMILIES, Shape
+from specdemo.convert.eagle3 import HeadShape
+from specdemo.engine.eagle_head import EagleHead
 from specdemo.engine.invariance import measure_invariance
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
@@ -39,6 +45,7 @@ CONTEXT = 2048
 TOKENS = tuple(range(1, 17))
 PROMPT = 128
 REPEATS = 5
+GAINS = (1.5, 2.0)
 EXACT = ModelSettings(
     properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f16"))
 )
@@ -50,6 +57,18 @@ def _neox(hidden: int, layers: int, heads: int, vocabulary: int) -> Shape:
     return Shape(*sizes, rotary=0.25, family=FAMILIES["gptneox"])
 
 
+def _qwen3(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "inner": inner, "kv_heads": 8}
+    return sizes | {"vocabulary": 151_936, "width": 128, "rope_base": 1e6}
+
+
+def _eagle(hidden: int, heads: int, inner: int) -> HeadShape:
+    """Of a head that AngelSlim publishes, with the target's embedding."""
+    sizes = _qwen3(hidden, 1, heads, inner) | {"target_hidden": hidden, "embedding": False}
+    return HeadShape(**sizes, tokens=np.arange(32_000))
+
+
+_QWEN3 = {"tied": True, "family": FAMILIES["qwen3"]}
 SHAPES = {
     "dolly-v2-3b": _neox(2560, 32, 32, 50280),
     "dolly-v2-7b": _neox(4096, 32, 32, 50280),
@@ -59,6 +78,11 @@ SHAPES = {
     "pythia-160m": _neox(768, 12, 12, 50304),
     "pythia-70m": _neox(512, 6, 8, 50304),
     "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, 32, 64, tied=True),
+    "Qwen3-0.6B": Shape(**_qwen3(1024, 28, 16, 3072), **_QWEN3),
+    "Qwen3-1.7B": Shape(**_qwen3(2048, 28, 16, 6144), **_QWEN3),
+    "Qwen3-4B": Shape(**_qwen3(2560, 36, 32, 9728), **_QWEN3),
+    "Qwen3-1.7B_eagle3": _eagle(2048, 16, 6144),
+    "Qwen3-4B_eagle3": _eagle(2560, 32, 9728),
 }
 
 
@@ -73,12 +97,14 @@ def shape_of(source: Source) -> tuple[Shape, int] | None:
 class Rehearsed:
     """Costs of one model, in bytes and seconds. `weights_bytes`: its file, which is mapped and read
     while loading. `own_bytes`: memory of the compiled model beside it. `cache_bytes`: KV cache of
-    CONTEXT tokens. `step_seconds`: of a forward of each number of TOKENS, medians."""
+    CONTEXT tokens. `prefill_seconds`: of PROMPT tokens; `step_seconds`: of a forward of each number
+    of TOKENS; medians."""
 
     model: str
     weights_bytes: int
     own_bytes: int
     cache_bytes: int
+    prefill_seconds: float
     step_seconds: tuple[float, ...]
     invariance: str
 
@@ -99,44 +125,64 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
             shapes.setdefault(other.target, found)
     home, what = disk.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
     sizes = [one[0].bytes(one[1], MadeUp.output_bits) for one in shapes.values() if one]
-    needed = WORKING_BYTES + max(sizes)
+    needed = WORKING_BYTES + sizes[0] + max(sizes[1:], default=0)
     hardware.require_memory(needed, what)
     disk.require_space(home, needed, what)
     rehearsed = []
-    for source, shape in shapes.items():
-        with disk.exclusive_scratch(home) as folder:
+    with disk.exclusive_scratch(home) as scratch:
+        target = scratch / "0"  # an EAGLE-3 head reads the target's embedding
+        for number, (source, known) in enumerate(shapes.items()):
             report(Progress(f"{what}: {source.name}"))
-            if shape:
-                write_made_up(*shape, folder)
-            else:
-                folder = embedded.fetch(report)[0].folder
-            rehearsed.append(rehearse(source.name, folder))
+            folder = scratch / str(number)
+            if known is None:
+                rehearsed.append(rehearse(source.name, embedded.fetch(report)[0].folder))
+                continue
+            write_made_up(*known, folder)
+            rehearsed.append(rehearse(source.name, folder, known[0], target))
+            if number:
+                shutil.rmtree(folder)
     return rehearsed
 
 
-def rehearse(name: str, folder: Path) -> Rehearsed:
+def rehearse(
+    name: str, folder: Path, shape: Shape | None = None, target: Path | None = None
+) -> Rehearsed:
     """Load the model in `folder` and time its forwards. The sizes take turns, so a slow period of
-    the machine affects all of them."""
+    the machine affects all of them. An EAGLE-3 head has a HeadShape, and the folder of a `target`,
+    whose states it reads in every row."""
     gc.collect()
     before = hardware.own_bytes()
-    model = PagedModel(folder / ir.MODEL, EXACT)
+    head = isinstance(shape, HeadShape)
+    if head and target is not None:
+        model: PagedModel = EagleHead(folder / ir.MODEL, target / ir.MODEL, EXACT, ov.Core())
+    else:
+        model = PagedModel(folder / ir.MODEL, EXACT)
     times: dict[int, list[float]] = {count: [] for count in TOKENS}
+    prefill: list[float] = []
     with model.new_sequence() as sequence:
-        model.forward([Run(sequence, [1] * PROMPT, 1)])
-        own_bytes = hardware.own_bytes() - before
+
+        def forward(count: int, rows: int, stepwise: bool = True) -> float:
+            width = shape.states * shape.target_hidden if isinstance(shape, HeadShape) else 0
+            states = np.ones((count, width), np.float32) if width else None
+            began = perf_counter()
+            model.forward([Run(sequence, [1] * count, rows, stepwise, states=states)])
+            return perf_counter() - began
+
         for _ in range(REPEATS):
+            sequence.truncate(0)
+            prefill.append(forward(PROMPT, 1, False))
+            own_bytes = hardware.own_bytes() - before
             for count in TOKENS:
-                began = perf_counter()
-                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
-                times[count].append(perf_counter() - began)
+                times[count].append(forward(count, 1 if head else count))
                 sequence.truncate(PROMPT)
     return Rehearsed(
         model=name,
         weights_bytes=disk.file_size(folder / ir.WEIGHTS),
         own_bytes=own_bytes,
         cache_bytes=model.block_bytes * CONTEXT // model.block_size,
+        prefill_seconds=statistics.median(prefill),
         step_seconds=tuple(map(statistics.median, times.values())),
-        invariance=str(measure_invariance(model)),
+        invariance="" if head else str(measure_invariance(model)),
     )
 
 
@@ -148,6 +194,12 @@ def expected_speedup(rate: float, length: int, step: float, verify: Sequence[flo
     return tokens * verify[0] / (length * step + max(verify[: length + 1]))
 
 
+def tokens_needed(speedup: float, length: int, step: float, verify: Sequence[float]) -> float:
+    """The tokens a round, on average, with which drafts of `length` tokens give this `speedup`;
+    the rest as in `expected_speedup`. More than `length` + 1 cannot be."""
+    return speedup * (length * step + max(verify[: length + 1])) / verify[0]
+
+
 @click.command()
 @click.argument("pair", help="A pair that `specdemo pairs` lists.")
 @json_option
@@ -157,7 +209,7 @@ def command(pair: str, json_file: str | None) -> None:
     with progress_bar() as bar:
         models = rehearse_pair(chosen, bar)
     drafts = models[1 : 1 + len(chosen.drafts)]
-    prospects, taken, stepped = [], [], []
+    prospects, needs, taken, stepped = [], [], [], []
     for one in models:
         measured.keep(measured.STEPS, {"model": one.model}, one.step_seconds)
         taken.append(asdict(one))
@@ -171,12 +223,17 @@ def command(pair: str, json_file: str | None) -> None:
                     for length in range(1, len(verify))
                 )
             prospects.append(row)
+            for length in range(1, min(6, len(verify))):
+                costs = length, draft.step_seconds[0], one.step_seconds
+                need = {"target": one.model, "draft": draft.model, "draft_tokens": length}
+                needs.append(need | {f"{gain:g}": tokens_needed(gain, *costs) for gain in GAINS})
     figures = {
         "machine": hardware.describe(),
         "weights": "made up",
         "pair": chosen.name,
         "models": taken,
         "prospects": prospects,
+        "tokens_per_round_needed": needs,
     }
     title = f"{chosen.name} on {hardware.describe()}: made-up weights in the real shapes, f32 "
     title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
@@ -184,6 +241,7 @@ def command(pair: str, json_file: str | None) -> None:
         title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],
         "milliseconds a forward of n tokens": stepped,
         "speed-up by acceptance rate": prospects,
+        "tokens a round that are needed, by speed-up": needs,
     }
     write_report(figures, json_file, tables)
 

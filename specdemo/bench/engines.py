@@ -91,6 +91,10 @@ class OwnEngine(AuditedEngine):
         drafts = {"model": "draft head", "lookup": "n-gram lookup", "auto": "auto"}
         if session.loaded.draft:
             drafts["model"] = "draft model"
+        elif session.loaded.head_layers:
+            drafts["model"] = "EAGLE-3 head"
+        if session.loaded.translation is not None and drafter != "lookup":
+            self.couplings = ("shared",)
         self.method = drafts[drafter]
         self.facts = {"numerics": session.info.numerics_found}
         self.context_limit = session.context_limit

@@ -319,7 +319,8 @@ class TranslatedDrafter(ModelDrafter):
         super().__init__(sequence, policy, replace(sampling, temperature=0.0), None, reach)
         self.translation = translation
         self._prompt = tuple(prompt)
-        self._known = 0  # tokens of the context when it was last read
+        self._known = sequence.length  # tokens of the context when it was last read
+        self._steps, self._proposed = 2, 1  # forwards, and tokens that they gave; guesses at first
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         self._text: list[int] | None = None
@@ -342,6 +343,7 @@ class TranslatedDrafter(ModelDrafter):
             if tokens[:shared] != drafted[:shared]:
                 break  # another source's token, or a word that became another token
             if len(tokens) > len(drafted):
+                self._proposed += 1
                 return self._translated(len(drafted), mask), seconds
             if self._text is None or len(self._text) + len(self._chain) >= self.reach:
                 break
@@ -349,27 +351,30 @@ class TranslatedDrafter(ModelDrafter):
                 break
             own, spent = yield from super().step(self._text, self._chain)
             seconds += spent
+            self._steps += 1
             assert own is not None, "without a mask a draft model always proposes"
             self._chain.append(own.token)
             self._chances.append(own.confidence)
         return None, seconds
 
-    def _translated(self, at: int, mask: Mask) -> Proposal | None:
-        """The token `at` in the draft: as likely as the draft tokens that begin in it."""
-        token, count = self._ready[at]
+    def _translated(self, index: int, mask: Mask) -> Proposal | None:
+        """Token `index` of the draft: as likely as the draft model's tokens that begin in it."""
+        token, count = self._ready[index]
         if mask is not None and not (token < len(mask) and mask[token]):
             return None
-        begin = sum(begun for _, begun in self._ready[:at])
+        begin = sum(begun for _, begun in self._ready[:index])
         return self.proposal(token, math.prod(self._chances[begin : begin + count]))
 
     def of_prompt(self, tokens: tuple[int, ...]) -> int:
         return common(self._prompt, tuple(self.sequence.tokens))
 
     def cost(self, drafted: list[int]) -> float:
-        return 0.0 if len(self._ready) > len(drafted) else self.policy.draft.forward(1)
+        if len(self._ready) > len(drafted):
+            return 0.0
+        return self.policy.draft.forward(1) * self._steps / self._proposed
 
     def catch_up(self, context: list[int], drafted: list[int]) -> float:
-        forward, waiting = self.policy.draft.forward, len(context) - self._known
+        forward, waiting = self.policy.draft.forward, max(len(context) - self._known, 1)
         return 0.0 if self._chain else forward(waiting) - forward(1)
 
 

@@ -112,7 +112,11 @@ def _opened(
     draft_context, translation = 0, None
     if model and pair.draft:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
-        if vocabulary_difference(tokenizer, draft_tokenizer):
+        if difference := vocabulary_difference(tokenizer, draft_tokenizer):
+            log.warning(
+                f"{pair.draft.name} has another vocabulary than {pair.target.name} ({difference}): "
+                "its text is encoded again with the target's tokenizer."
+            )
             translation = partial(TextTranslation, tokenizer, draft_tokenizer)
         draft_context = ir.read_config(model.folder)[1]
     end = tokenizer.token_id("### End")  # only Dolly has this token

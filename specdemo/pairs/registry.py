@@ -144,6 +144,10 @@ _GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, "int8", 124 * MB)
 _QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
+_HEAD_17B, _HEAD_4B = (  # EAGLE-3 heads; their sizes are computed from their shapes
+    Source(f"AngelSlim/{name}", name, 2 * weights * MB, "int8", weights * MB)
+    for name, weights in (("Qwen3-1.7B_eagle3", 137), ("Qwen3-4B_eagle3", 218))
+)
 _CODER_15B, _CODER_05B = (
     Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, "auto", weights * MB)
     for name, size, weights in (
@@ -183,8 +187,8 @@ _TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
     ("dolly-7b", "Dolly V2 7B, 8 bits", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST, _DOLLY),
     ("dolly-12b", "Dolly V2 12B, 8 bits", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST, _DOLLY),
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
-    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B,), _LANGUAGES),
-    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B,), _LANGUAGES),
+    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B, _HEAD_17B), _LANGUAGES),
+    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B, _HEAD_4B), _LANGUAGES),
     ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 8 bits", 5_600, _CODER_15B, (_CODER_05B,), "code"),
     ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,), "continuing a text"),
 )
