@@ -170,7 +170,7 @@ def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
 def test_it_is_audited_with_the_shared_coupling(pair, monkeypatch):
     monkeypatch.setattr(auditor, "SAME_SEED_ANSWERS", 2)
     with Session(pair) as session:
-        audit = auditor.audit(session, [BenchPrompt("count", "", PROMPT)], WANTED, draws=40)
+        audit = auditor.audit(session, [BenchPrompt("count", "prose", PROMPT)], WANTED, draws=40)
     cells = {(cell["drafter"], cell["coupling"]) for cell in audit.sampling_cells}
     assert audit.lossless and cells == {("model", "shared")}
 
