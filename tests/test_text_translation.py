@@ -73,6 +73,20 @@ def test_the_draft_model_reads_the_text_as_its_own_tokenizer_writes_it(tokenizer
     assert waited or target == "pieces"
 
 
+@pytest.mark.parametrize("draft", KINDS)
+def test_a_long_text_is_encoded_once_or_not_drafted_for(tokenizers, draft, monkeypatch):
+    target, other = tokenizers["bytes"], tokenizers[draft]
+    text, lengths, inner = "Both release energy, unbelievable. " * 40, [], other.encode
+    monkeypatch.setattr("specdemo.text.translation.LONGEST", 400)
+    monkeypatch.setattr(
+        other, "encode", lambda text, **own: lengths.append(len(text)) or inner(text, **own)
+    )
+    request, ids = TextTranslation(target, other), target.encode(text)
+    found = [request.read(ids[:end]) for end in range(1, len(ids) + 1)]
+    assert sum(lengths) < (100_000 if draft == "pieces" else 60_000)
+    assert found[-1] == (None if draft == "pieces" else inner(text, bos=True))
+
+
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("draft", KINDS)
 @pytest.mark.parametrize("whole_words", [True, False])

@@ -1,12 +1,15 @@
 """Between the tokens of a target model and those of a draft model with another vocabulary: through
 the text. Implements the engine's protocol `Translation`."""
 
+import re
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 from specdemo.text.tokenizer import Tokenizer
 
 TAIL = 8  # the most tokens of the context that are encoded again with what follows
+LONGEST = 20_000  # characters that are encoded in every round, some 10 ms; not drafted for beyond
+_BOUNDARY = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between two letters
 _ANCHOR = "\n"  # stands before such a text: SentencePiece begins a text with a space
 
 
@@ -19,26 +22,28 @@ class TextTranslation:
         self._context: list[int] = []
         self._pieces: list[str] = []
         self._text = ""
-        # Where no token holds parts of two lines, lines are encoded once.
-        self._by_lines = draft.encode("a\nb") == draft.encode("a\n") + draft.encode("b")
+        # Where every token begins with a word, words are encoded once.
+        self._by_words = draft.encode("a b") == draft.encode("a") + draft.encode(" b")
         self._encoded = 0
-        self._lines = draft.encode("", bos=True)
+        self._words = draft.encode("", bos=True)
         self._ids: list[int] = []
 
     def read(self, context: list[int]) -> list[int] | None:
         """The draft model's tokens of the text of `context`, which are tokens of the target. None
-        where that text ends inside a character."""
+        where that text ends inside a character, or is too long to be encoded again."""
         added = context[len(self._context) :]
         self._context += added
         self._pieces += map(self._stream, added)
         self._text += "".join(self._pieces[len(self._pieces) - len(added) :])
         if not self._pieces or not self._pieces[-1]:
             return None
-        line = self._text.rfind("\n") + 1
-        if self._by_lines and line > self._encoded and self._text[line : line + 1].strip():
-            self._lines += self._draft.encode(self._text[self._encoded : line])
-            self._encoded = line
-        self._ids = [*self._lines, *self._draft.encode(self._text[self._encoded :])]
+        if self._by_words:
+            for boundary in list(_BOUNDARY.finditer(self._text, self._encoded + 1))[-1:]:
+                self._words += self._draft.encode(self._text[self._encoded : boundary.start()])
+                self._encoded = boundary.start()
+        if len(self._text) - self._encoded > LONGEST:
+            return None
+        self._ids = [*self._words, *self._draft.encode(self._text[self._encoded :])]
         return list(self._ids)
 
     def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
