@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
-from specdemo.bench import auditor
-from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.engines import OwnEngine
+from specdemo.bench.properties import Plan, cell_of
 from specdemo.convert import exporting, ir
 from specdemo.engine.drafters import LOOKAHEAD
 from specdemo.errors import BadInput
@@ -167,12 +167,12 @@ def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
         assert list(session.answer(PROMPT, dataclasses.replace(settings, temperature=0.0)))
 
 
-def test_it_is_audited_with_the_shared_coupling(pair, monkeypatch):
-    monkeypatch.setattr(auditor, "SAME_SEED_ANSWERS", 2)
+def test_it_is_audited_with_the_shared_coupling(pair):
+    plan = Plan((), WANTED, 40, ["sampling"])
     with Session(pair) as session:
-        audit = auditor.audit(session, [BenchPrompt("count", "prose", PROMPT)], WANTED, draws=40)
-    cells = {(cell["drafter"], cell["coupling"]) for cell in audit.sampling_cells}
-    assert audit.lossless and cells == {("model", "shared")}
+        cell = cell_of("sampling", OwnEngine(session, "model"), plan, {})
+    assert not cell.failures and set(cell.p_values) == {"shared"}
+    assert cell.p_value > 0.001
 
 
 def test_a_pair_of_two_vocabularies_is_loaded_with_a_translation(folders):

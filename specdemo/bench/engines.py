@@ -83,7 +83,7 @@ class OwnEngine(AuditedEngine):
 
     name = "specdemo"
     offers = frozenset("seed batch sampling end stop schema penalties context".split())
-    couplings = "shared", "maximal"
+    couplings: tuple[Coupling, ...] = ("shared", "maximal")
     parallel = 8
 
     def __init__(self, session: Session, drafter: Drafter):
