@@ -134,8 +134,8 @@ def test_its_cache_follows_the_accepted_text(pair):
             return inner(batch)
 
         model.forward = noting
-        *_, trace = session.answer(PROMPT * 3, WANTED)
-    assert len(read) > 10 and read[0] >= len(PROMPT * 3)
+        list(session.answer(PROMPT * 2, WANTED))
+    assert len(read) > 10 and read[0] >= len(PROMPT * 2)
     assert max(read[1:]) <= LOOKAHEAD + WANTED.draft_tokens
 
 
