@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+import toy
 from fakes import served
 
 from specdemo import cli
@@ -24,7 +25,11 @@ from specdemo.bench.properties import PROPERTIES, Plan, goodness, homogeneity
 from specdemo.bench.server_engine import ServerEngine
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance
+from specdemo.engine.decode import Limits
+from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Draft
+from specdemo.engine.policy import Policy
+from specdemo.engine.sampling import Sampling, distribution
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.progress import Progress
 from specdemo.runs.settings import Settings
@@ -348,19 +353,48 @@ def test_an_engine_of_a_users_own_is_imported_by_name():
 # Our own engine
 
 
-def test_a_residual_that_is_the_targets_distribution_is_caught(tiny_llama_pair, monkeypatch):
-    from specdemo.bench.engines import OwnEngine
-    from specdemo.runs.session import Session
+TARGET, DRAFT_TABLE = (toy.random_table(np.random.default_rng(seed), 4) for seed in (1, 2))
 
-    plan = Plan(PLAN.prompts[:2], Settings(temperature=1.0, max_new_tokens=8), 200, ())
-    with Session(tiny_llama_pair, background=False) as session:
-        engine = OwnEngine(session, "model")
-        engine.couplings = ("maximal",)  # the shared one has no residual
-        right = properties.cell_of("sampling", engine, plan, {})
+
+class ToyDecoder(ToyEngine):
+    """This package's decoding on toy tables of logits."""
+
+    couplings, parallel = ("shared", "maximal"), 1
+
+    def generate(self, conversation, settings, speculative):
+        sampling = Sampling(1.0, seed=settings.seed, coupling=settings.coupling)
+        policy = Policy(fixed=3)
+        work = toy.decoding(
+            TARGET,
+            (0,),
+            Limits(settings.max_new_tokens, 100),
+            drafter=make_drafter("model", policy, sampling, sequence=toy.sequence()),
+            policy=policy,
+            sampling=sampling,
+        )
+        rounds, _ = toy.drive(work, {"target": TARGET, "draft": DRAFT_TABLE})
+        return toy.answer_ids(rounds)
+
+    def outcomes(self, conversation, settings, tokens):
+        first, *rest = (distribution(row, Sampling(1.0)) for row in (TARGET[0], *TARGET))
+        return {
+            (int(one), int(other)): float(share) * float(rest[one].probabilities[place])
+            for one, share in zip(first.ids, first.probabilities, strict=True)
+            for place, other in enumerate(rest[one].ids)
+        }
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_caught(
+    wrong, monkeypatch
+):
+    if wrong:
         monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
-        wrong = properties.cell_of("sampling", engine, plan, {})
-    assert wrong.p_value < 1e-4 < 1e-3 < right.p_value
-    assert right.tv_noise_floor < 0.15 and wrong.tv_distance > right.tv_noise_floor
+    plan = dataclasses.replace(PLAN, draws=1500)
+    cell = properties.cell_of("sampling", ToyDecoder(), plan, {})
+    assert (cell.p_values["maximal"] < 1e-6) == wrong
+    assert cell.p_values["shared"] > 1e-3, "it has no residual"
+    assert (cell.tv_distance > 2 * cell.tv_noise_floor) == wrong
 
 
 def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):

@@ -120,14 +120,14 @@ def _tokenizer(folder: Path) -> Any:
         return None
     from openvino_tokenizers import convert_tokenizer
 
-    with tempfile.TemporaryDirectory() as scratch:
-        parts = convert_tokenizer(hf_tokenizer(folder), with_detokenizer=True)
-        for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
-            ov.save_model(part, f"{scratch}/openvino_{name}.xml")
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            parts = convert_tokenizer(hf_tokenizer(folder), with_detokenizer=True)
+            for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
+                ov.save_model(part, f"{scratch}/openvino_{name}.xml")
             return genai.Tokenizer(scratch)
-        except RuntimeError:  # a tokenizer without merges
-            return None
+    except RuntimeError:  # a tokenizer without merges
+        return None
 
 
 @cache

@@ -76,6 +76,10 @@ class Plan:
     draws: int
     only: Sequence[str]
 
+    @property
+    def conversations(self) -> list[Conversation]:
+        return [(prompt.instruction,) for prompt in self.prompts]
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -106,7 +110,7 @@ def cell_of(name: str, engine: AuditedEngine, plan: Plan, baselines: dict[Any, A
     except (NotOffered, BadInput) as error:
         return Cell("not offered", note=str(error))
     except RequestFailed as error:
-        return Cell("fail", 1, 1, str(error), {"prompt": [], "cause": "error"})
+        return Cell("fail", 1, 1, str(error), {"prompt": (), "position": -1, "cause": "error"})
 
 
 class Subject:
@@ -116,9 +120,13 @@ class Subject:
         self.engine, self._baselines = engine, baselines
 
     def baseline(self, conversation: Conversation, settings: Settings) -> Tokens:
+        """Raises NotOffered where autoregressive decoding fails: then drafts are not the reason."""
         request = conversation, settings
         if request not in self._baselines:
-            self._baselines[request] = (*self.engine.generate(*request, False),)
+            try:
+                self._baselines[request] = (*self.engine.generate(*request, False),)
+            except RequestFailed as error:
+                raise NotOffered(f"Without drafts: {error}") from error
         tokens: Tokens = self._baselines[request]
         return tokens
 
@@ -138,7 +146,7 @@ class Subject:
         self, requests: Sequence[Request], wrong: Callable[[str], str] | None = None
     ) -> Cell:
         """Speculative against autoregressive answers. `wrong` says what is wrong with a text."""
-        found = []
+        differences = []
         for conversation, settings in requests:
             ours = self.baseline(conversation, settings)
             try:
@@ -146,13 +154,15 @@ class Subject:
             except NotOffered:
                 raise
             except RequestFailed as error:
-                found.append({"prompt": conversation, "position": -1, "cause": str(error)})
+                differences.append({"prompt": conversation, "position": -1, "cause": str(error)})
                 continue
             if ours != theirs:
-                found.append(self.difference(conversation, ours, theirs))
+                differences.append(self.difference(conversation, ours, theirs))
             elif wrong and (problem := wrong(self.engine.text(theirs))):
-                found.append({"prompt": conversation, "position": len(ours), "cause": problem})
-        return judged(len(requests), found)
+                differences.append(
+                    {"prompt": conversation, "position": len(ours), "cause": problem}
+                )
+        return judged(len(requests), differences)
 
     def difference(
         self, conversation: Conversation, ours: Tokens, theirs: Tokens
@@ -160,72 +170,79 @@ class Subject:
         """The first difference, with both logit margins if the engine tells them."""
         pairs = itertools.zip_longest(ours, theirs)
         position, pair = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
-        shown = [None if one is None else self.engine.text([one]) or f"token {one}" for one in pair]
-        found = {"prompt": conversation, "position": position, "margins": None, "cause": "unknown"}
-        found |= {"autoregressive": shown[0], "speculative": shown[1]}
-        known = [one for one in pair if one is not None]
+        shown = [
+            None if token is None else self.engine.text([token]) or f"token {token}"
+            for token in pair
+        ]
+        difference = {
+            "prompt": conversation,
+            "position": position,
+            "margins": None,
+            "cause": "no margins",
+        }
+        difference |= {"autoregressive": shown[0], "speculative": shown[1]}
+        known = [token for token in pair if token is not None]
         if len(known) < 2:
-            return found | {"cause": "one answer ends before the other"}
+            return difference | {"cause": "one answer ends before the other"}
         margins = self.engine.margins(conversation, ours[:position], (*known,))
         if margins is None:
-            return found
+            return difference
         flipped = margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING
-        return found | {"margins": margins, "cause": "rounding" if flipped else "wrong rule"}
+        return difference | {"margins": margins, "cause": "rounding" if flipped else "wrong rule"}
 
 
-def judged(cases: int, found: Sequence[dict[str, Any]], note: str = "") -> Cell:
-    """The cell of so many cases of which those `found` failed."""
-    if not found:
+def judged(cases: int, differences: Sequence[dict[str, Any]], note: str = "") -> Cell:
+    """The cell of so many cases of which those `differences` failed."""
+    if not differences:
         return Cell("pass", cases, 0, note)
-    smallest = min(found, key=lambda one: (one["position"], sum(map(len, one["prompt"]))))
-    causes = Counter(one["cause"] for one in found)
+    smallest = min(differences, key=lambda case: (case["position"], sum(map(len, case["prompt"]))))
+    causes = Counter(case["cause"] for case in differences)
     note = "; ".join(f"{count} of {cases}: {cause}" for cause, count in causes.most_common())
-    return Cell("fail", cases, len(found), note, smallest)
+    return Cell("fail", cases, len(differences), note, smallest)
 
 
 def greedy(subject: Subject, plan: Plan) -> Cell:
     settings = replace(plan.settings, temperature=0.0)
-    return subject.compare([((one.instruction,), settings) for one in plan.prompts])
+    return subject.compare([(conversation, settings) for conversation in plan.conversations])
 
 
 def seed(subject: Subject, plan: Plan) -> Cell:
     settings = replace(sampled(plan), max_new_tokens=SEEDED_TOKENS)
-    few = plan.prompts[:FEW]
     return subject.compare(
         [
-            ((one.instruction,), replace(settings, seed=settings.seed + at))
-            for at, one in enumerate(few)
+            (conversation, replace(settings, seed=settings.seed + number))
+            for number, conversation in enumerate(plan.conversations[:FEW])
         ]
     )
 
 
 def repeat(subject: Subject, plan: Plan) -> Cell:
     """The same call twice, greedy and sampled with a seed."""
-    found = []
-    few = plan.prompts[:TOGETHER]
     ways = [replace(plan.settings, temperature=0.0), sampled(plan)]
-    for one, settings in itertools.product(few, ways):
-        prompt = (one.instruction,)
-        first, second = (subject.answer(prompt, settings) for _ in range(2))
+    requests = list(itertools.product(plan.conversations[:TOGETHER], ways))
+    differences = []
+    for conversation, settings in requests:
+        first, second = (subject.answer(conversation, settings) for _ in range(2))
         if first != second:
-            found.append(subject.difference(prompt, first, second) | {"cause": "not repeatable"})
-    return judged(2 * len(few), found)
+            difference = subject.difference(conversation, first, second)
+            differences.append(difference | {"cause": "not repeatable"})
+    return judged(len(requests), differences)
 
 
 def batch(subject: Subject, plan: Plan) -> Cell:
     """Speculative answers alone, and among seven others."""
-    few = (list(plan.prompts) * TOGETHER)[:TOGETHER]
-    requests = [((one.instruction,), replace(plan.settings, temperature=0.0)) for one in few]
-    alone = [subject.answer(*request) for request in requests]
-    found = []
-    answers = subject.engine.generate_many(requests, True)
-    for (conversation, _), one, other in zip(requests, alone, answers, strict=True):
-        if one != other:
-            difference = subject.difference(conversation, one, other)
+    settings = replace(plan.settings, temperature=0.0)
+    conversations = (plan.conversations * TOGETHER)[:TOGETHER]
+    alone = [subject.answer(conversation, settings) for conversation in conversations]
+    together = subject.engine.generate_many([(one, settings) for one in conversations], True)
+    differences = []
+    for conversation, first, second in zip(conversations, alone, together, strict=True):
+        if first != second:
+            difference = subject.difference(conversation, first, second)
             names = {"alone": difference.pop("autoregressive")}
             names["among others"] = difference.pop("speculative")
-            found.append(difference | names | {"cause": "depends on other requests"})
-    return judged(len(requests), found)
+            differences.append(difference | names | {"cause": "depends on other requests"})
+    return judged(len(conversations), differences)
 
 
 def end(subject: Subject, plan: Plan) -> Cell:
@@ -245,14 +262,12 @@ def end(subject: Subject, plan: Plan) -> Cell:
 def stop(subject: Subject, plan: Plan) -> Cell:
     """Stop strings from the middle of answers."""
     settings = replace(plan.settings, temperature=0.0)
-    requests, texts = [], {}
-    for one in plan.prompts[:FEW]:
-        prompt = (one.instruction,)
-        text = subject.engine.text(subject.baseline(prompt, settings))
+    requests = []
+    for conversation in plan.conversations[:FEW]:
+        text = subject.engine.text(subject.baseline(conversation, settings))
         middle = text[len(text) // 2 :][:6]
         if middle.strip() and "\ufffd" not in middle:
-            requests.append((prompt, replace(settings, stop=(middle,))))
-            texts[prompt] = text[: text.index(middle)], middle
+            requests.append((conversation, replace(settings, stop=(middle,))))
     if not requests:
         raise NotOffered("No answer has a text that can be a stop string.")
     return subject.compare(requests)
@@ -266,7 +281,7 @@ def schema(subject: Subject, plan: Plan) -> Cell:
             return f"not JSON: {text[:80]!r}"
 
     greedily = replace(plan.settings, temperature=0.0, json_schema=SCHEMA, max_new_tokens=64)
-    return subject.compare([((one.instruction,), greedily) for one in plan.prompts[:FEW]], wrong)
+    return subject.compare([(one, greedily) for one in plan.conversations[:FEW]], wrong)
 
 
 def penalties(subject: Subject, plan: Plan) -> Cell:
@@ -277,7 +292,7 @@ def penalties(subject: Subject, plan: Plan) -> Cell:
         frequency_penalty=0.3,
         repetition_penalty=1.2,
     )
-    return subject.compare([((one.instruction,), settings) for one in plan.prompts[:FEW]])
+    return subject.compare([(one, settings) for one in plan.conversations[:FEW]])
 
 
 def context(subject: Subject, plan: Plan) -> Cell:
@@ -285,11 +300,8 @@ def context(subject: Subject, plan: Plan) -> Cell:
     limit, count = subject.engine.context_limit, subject.engine.prompt_tokens
     if limit is None:
         raise NotOffered("The engine does not tell its longest context.")
-    words: list[str] = []
-    for one in itertools.cycle(plan.prompts):
-        words += one.instruction.split()
-        if len(words) > limit:
-            break
+    text = " ".join(prompt.instruction for prompt in plan.prompts)
+    words = list(itertools.islice(itertools.cycle(text.split()), limit))
     low, high = 1, len(words)
     while low < high:
         middle = (low + high + 1) // 2
@@ -357,7 +369,9 @@ def draw(
     seeds = [settings.seed + TOGETHER + number for number in numbers]
     requests = [((INSTRUCTION,), replace(settings, seed=seed)) for seed in seeds]
     alone = len(requests) // 2 if engine.parallel > 1 else len(requests)
-    answers: Iterable[Tokens] = (drawn(engine, one, speculative) for one in requests[:alone])
+    answers: Iterable[Tokens] = (
+        drawn(engine, request, speculative) for request in requests[:alone]
+    )
     yield from answers
     for begin in range(alone, len(requests), engine.parallel):
         batch = requests[begin : begin + engine.parallel]
@@ -366,7 +380,7 @@ def draw(
         except NotOffered:
             raise
         except RequestFailed:
-            answers = (drawn(engine, one, speculative) for one in batch)
+            answers = (drawn(engine, request, speculative) for request in batch)
         yield from (answer[:OUTCOME_TOKENS] for answer in answers)
 
 
@@ -414,13 +428,13 @@ def homogeneity(counts: Counter[Tokens], others: Counter[Tokens]) -> tuple[float
 def merged(cells: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
     """The (seen, expected) of outcomes; rare ones are merged until MIN_EXPECTED draws of them are
     expected."""
-    found, seen, expected = [], 0, 0.0
+    groups, seen, expected = [], 0, 0.0
     for count, mean in sorted(cells, key=itemgetter(1)):
         seen, expected = seen + count, expected + mean
         if expected >= MIN_EXPECTED:
-            found.append((seen, expected))
+            groups.append((seen, expected))
             seen, expected = 0, 0.0
-    return found
+    return groups
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
