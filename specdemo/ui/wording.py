@@ -75,11 +75,12 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
 
 
 def _headline(trace: Trace) -> tuple[str, str]:
-    """Tone and headline of a comparison. A difference is claimed only where all races agree."""
+    """Tone and headline of a comparison. A difference is claimed only where all races agree, to
+    the two digits that are shown."""
     result = races.verdict(trace)
     if result is None:
         return "unclear", "Not counted"
-    least, most = result.range
+    least, most = (round(end, 2) for end in result.range)
     alike = result.races == 1 and abs(result.speedup - 1) <= NOTICEABLE
     if not alike and least > 1:
         return "faster", f"{result.speedup:.2f} times faster"
