@@ -79,6 +79,8 @@ def export(
         )
     # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
     needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
+    if own_text:  # what is rounded is kept until the IR is written
+        needed *= 2
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
