@@ -127,7 +127,6 @@ def _head(assets: Assets) -> str:
     data = {"races": recorded, "benchmark": benchmark.recorded(), "ways": events.DRAFTERS}
     page = json.dumps(data).replace("<", "\\u003c")
     links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
-    links.append(f'<link rel="preload" as="fetch" crossorigin href="{root}{recorded[0][0]}">')
     return f"""<meta name="description" content="{IDEA}">
 <link rel="stylesheet" href="{root}style.css">{"".join(links)}
 <script>window.specdemo = {{ known: {page}, page: import("{root}main.js") }};</script>"""
