@@ -73,6 +73,8 @@ def _load(
     elif mode == "prompt-lookup":
         options = {"prompt_lookup": True}
     folder, tokenizer = str(target.parent), _tokenizer(target.parent)
+    if draft and tokenizer is None:
+        raise NotOffered("GenAI's draft models need a tokenizer of OpenVINO, which this lacks.")
     chosen = (folder, tokenizer, loaded.device) if tokenizer else (folder, loaded.device)
     pipeline = genai.LLMPipeline(*chosen, **properties, **options)
 
