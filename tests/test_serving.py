@@ -383,12 +383,7 @@ CALLED = {"name": "f", "arguments": "[" * 2000}
 NESTED = {"role": "assistant", "tool_calls": [{"function": CALLED}]}
 TWO = [{"role": "system", "content": "Be brief."}, *QUESTION]
 BASELINE = {"baseline": True, "trace": True}
-UNIQUE = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-STRICT = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": UNIQUE}}
-STRICT_TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": UNIQUE}}
 REFUSED = [
-    ("response_format", VALUE, {"response_format": STRICT}),
-    ("tools", VALUE, {"tools": [STRICT_TOOL]}),
     ("temperature", VALUE, {"temperature": 6}),
     ("top_p", VALUE, {"top_p": True}),
     ("seed", VALUE, {"seed": 2**63}),

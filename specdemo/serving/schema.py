@@ -25,7 +25,6 @@ from specdemo.text.chat import (
     require_question,
     text_of,
 )
-from specdemo.text.grammar import require_strict
 from specdemo.text.tools import Tools
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
@@ -250,8 +249,6 @@ class ChatRequest(CommonRequest):
             message = "response_format.json_schema is missing, or the type is not json_schema."
             raise BadInput(message, "response_format")
         if wanted.json_schema:
-            if wanted.json_schema.strict:
-                require_strict(wanted.json_schema.schema_, "response_format")
             return json.dumps(wanted.json_schema.schema_)
         return "" if wanted.type == "text" else '{"type": "object"}'
 
@@ -259,9 +256,6 @@ class ChatRequest(CommonRequest):
     def callable_tools(self) -> Tools | None:
         if not self.tools or self.tool_choice == "none":
             return None
-        for tool in self.tools:
-            if tool.function.strict:
-                require_strict(tool.function.parameters, "tools")
         functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
         several = self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, ToolChoice):

@@ -307,17 +307,6 @@ def _json(schema: str, place: str) -> str:
     return f"%json {json.dumps(whole | {'x-guidance': JSON_STYLE})}"
 
 
-def require_strict(schema: Any, param: str) -> None:
-    """Raises BadInput, like OpenAI's strict mode, for `uniqueItems`, which no mask enforces."""
-    try:
-        keywords = {keyword for part in _schemas(schema) for keyword in part if part[keyword]}
-    except RecursionError as error:
-        raise BadInput(f"{param} is not JSON: {error}.", param) from None
-    if "uniqueItems" in keywords:
-        message = f"{param} has uniqueItems, which is not enforced; leave it out, or leave out"
-        raise BadInput(f"{message} strict: then items may repeat.", param)
-
-
 def _require_size(text: str, param: str) -> None:
     if len(text) > MAX_SCHEMA:
         message = f"{param} has {len(text):,} characters; at most {MAX_SCHEMA:,} are compiled."
