@@ -535,7 +535,8 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(vis
     press("Enter")
     tab.finished()
     tab_to(".sd-back")
-    press("Enter")
+    for _ in range(3):  # the last rounds may have one token each
+        press("Enter")
     expect(tab.page.locator(".sd-later").first).to_be_attached()
     tab_to(".sd-text-spec")
     press("ArrowRight")

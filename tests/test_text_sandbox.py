@@ -153,7 +153,7 @@ def test_a_killed_process_is_replaced(process):
 def test_an_interrupted_render_leaves_no_answer_for_the_next(process, monkeypatch):
     process.render("", {})
     with monkeypatch.context() as patch:
-        patch.setattr(process, "_read", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("specdemo.text.sandbox._read", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             process.render("{{ 1 }}", {})
     assert process.render("{{ 2 }}", {}) == "2"

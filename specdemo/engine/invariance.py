@@ -61,7 +61,9 @@ def _equal_sizes(model: Model, context: Sequence, tokens: list[int]) -> tuple[in
         rows = []
         with model.fork(context, context.length) as sequence:
             for begin in range(0, total - total % size, size):
-                run = Run(sequence, tokens[begin : begin + size], size, stepwise=True)
+                piece = tokens[begin : begin + size]
+                # Padded to the size that is cheapest at the moment, single tokens would seem equal.
+                run = Run(sequence, piece, size, stepwise=True, unpadded=True)
                 rows.append(model.forward([run])[0].rows.copy())
         return np.concatenate(rows)
 

@@ -101,7 +101,7 @@ def report(
     own = [item for item in raced if not item.paper]
     paper = [item for item in raced if item.paper]
     whole = {
-        **head(session, settings),
+        **head(session.info, settings),
         "rows": rows,
         "lengths": by_length([item.row for item in paper], [item.figures for item in paper]),
         "turns": turns,
