@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 
@@ -16,6 +17,11 @@ import pytest
 from conftest import ROOT
 from fakes import until
 from tiny_models import ir_folder
+
+from specdemo.serving import request_guard
+from specdemo.serving.backend import LocalBackend
+from specdemo.serving.launch import serve_locally
+from specdemo.serving.server_options import ServeOptions
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +100,18 @@ def test_a_server_that_cuts_running_streams_ends_with_0(serve):
         assert "being stopped" in "".join(lines)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
+
+
+def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypatch, capsys):
+    class Stopped(request_guard.Server):
+        def run(self, sockets):
+            self.handle_exit()
+            loading.set()
+            until(lambda: "Ready" in capsys.readouterr().out)
+            assert self.should_exit
+            sockets[0].close()
+
+    loading = threading.Event()
+    monkeypatch.setattr(request_guard, "Server", Stopped)
+    monkeypatch.setattr(LocalBackend, "load", lambda backend: loading.wait(30))
+    serve_locally(ServeOptions(port=0))

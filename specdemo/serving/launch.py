@@ -40,8 +40,9 @@ def serve_locally(options: ServeOptions) -> None:
 
     def load() -> None:
         backend.load()
-        server.should_exit = bool(backend.failed)
-        if not backend.failed:
+        if backend.failed:
+            server.should_exit = True
+        else:
             print(f"Ready: {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
