@@ -105,7 +105,7 @@ def test_a_server_that_cuts_running_streams_ends_with_0(serve):
 def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypatch, capsys):
     class Stopped(request_guard.Server):
         def run(self, sockets):
-            self.handle_exit()
+            self.handle_exit(signal.SIGTERM, None)
             loading.set()
             until(lambda: "Ready" in capsys.readouterr().out)
             assert self.should_exit
@@ -114,4 +114,6 @@ def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypa
     loading = threading.Event()
     monkeypatch.setattr(request_guard, "Server", Stopped)
     monkeypatch.setattr(LocalBackend, "load", lambda backend: loading.wait(30))
-    serve_locally(ServeOptions(port=0))
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    serve_locally(ServeOptions(port=port))
