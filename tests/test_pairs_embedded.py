@@ -189,7 +189,7 @@ def test_a_model_without_its_weights_is_made_anew_by_the_next_start(home, tiny_h
     pair = chosen_pair(choice)
     folder = loading.load_pair(pair, choice=choice).target.parent
     (folder / ir.WEIGHTS).unlink()
-    with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+    with pytest.raises(DamagedModel, match="start again"):  # its check may run at once
         loading.load_pair(pair, choice=choice)
     assert (loading.load_pair(pair, choice=choice).target.parent / ir.WEIGHTS).is_file()
 

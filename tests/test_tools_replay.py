@@ -127,7 +127,7 @@ def test_a_recording_holds_the_answers_and_what_both_models_say(tiny_llama_pair)
 @pytest.mark.slow
 def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
     recording = str(tmp_path / "recording.json")
-    options = ["--limit", "1", "--max-new-tokens", "24", "--record", recording]
+    options = ["--limit", "1", "--max-new-tokens", "18", "--record", recording]
     assert cli.main(options, tool.command) == 0
     capsys.readouterr()
     options = ["--replay", recording, "--costs", "zen5-vnni", "--json", "-"]
