@@ -170,8 +170,8 @@ class Policy:
         pace = baseline / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        # A change of size is paid once; afterwards single tokens cost the baseline's time. It counts
-        # in full until the rounds have lost as much as it costs (ski rental).
+        # A change of size is paid once; then single tokens cost the baseline's time. It counts in
+        # full until the rounds have lost as much as it costs (ski rental).
         rows[1] = max(rows[1] - self.regret, min(rows[1], baseline))
         return RoundPlan(
             self.fixed,
