@@ -11,18 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, median_low
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.charts import by_prompt, wall_clock
 from specdemo.bench.lengths import PAPER_PROMPT, by_length
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import head, row_of, summary_of
-from specdemo.runs.question import Question
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
 from specdemo.ui.events import Running, message, with_session
 from specdemo.ui.offers import Offer
-from specdemo.ui.service import Service, Visitor
+from specdemo.ui.service import LimitedSession, Service, Visitor
+
+if TYPE_CHECKING:
+    from specdemo.pairs.choice import PairInfo
+    from specdemo.runs.session import Session
 
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
@@ -61,7 +65,7 @@ def run(
     return with_session(measure, service, running, offer, visitor, values)
 
 
-def measure(session: Any, settings: Settings, stop: Event) -> Iterator[str]:
+def measure(session: Session | LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
     """Yields a message after each race, the last one with the whole report."""
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), True) for n in LENGTHS]
     items += [Item(prompt, settings, False) for prompt in spread(read_prompts(), PROMPTS)]
@@ -72,16 +76,16 @@ def measure(session: Any, settings: Settings, stop: Event) -> Iterator[str]:
             name = f"Turn {len(turns) + 1}: {item.prompt.id}"
             yield message("benchmark", name, done=number, total=len(items))
             race = Question(item.prompt.instruction, item.settings, baseline=True, stop=stop)
-            *_, trace = session.ask(race)
+            trace = trace_of(session.ask(race))
             if trace.identical is None:
-                yield message("stopped", "Stopped.", **report(session, settings, items, turns))
+                yield message("stopped", "Stopped.", **report(session.info, settings, items, turns))
                 return
             item.traces.append(trace)
-            yield message("benchmark", name, **report(session, settings, items, turns))
+            yield message("benchmark", name, **report(session.info, settings, items, turns))
         turns.append(_total([summarize(item.traces[-1]) for item in items if not item.paper]))
         if len(turns) >= LEAST_TURNS and max(turns) - min(turns) <= NARROW * median(turns):
             break
-    yield message("done", "Finished.", **report(session, settings, items, turns))
+    yield message("done", "Finished.", **report(session.info, settings, items, turns))
 
 
 def _speedup(trace: Trace) -> float | None:
@@ -93,7 +97,7 @@ def _total(figures: list[Summary]) -> float:
 
 
 def report(
-    session: Any, settings: Settings, items: list[Item], turns: list[float]
+    pair: PairInfo, settings: Settings, items: list[Item], turns: list[float]
 ) -> dict[str, Any]:
     """The `report` of the races so far, in the words of `bench`, and what is shown of it."""
     raced = [item for item in items if item.traces and _speedup(item.traces[-1])]
@@ -101,7 +105,7 @@ def report(
     own = [item for item in raced if not item.paper]
     paper = [item for item in raced if item.paper]
     whole = {
-        **head(session.info, settings),
+        **head(pair, settings),
         "rows": rows,
         "lengths": by_length([item.row for item in paper], [item.figures for item in paper]),
         "turns": turns,

@@ -31,7 +31,6 @@ from specdemo.ui.wording import (
     origin,
     queue_place,
     verdict,
-    while_loading,
 )
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
@@ -111,7 +110,7 @@ def with_session(
             yield message("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield message("loading", while_loading(state.line, state.ahead))
+                    yield message("loading", f"{state.line}. Your question is answered next.")
             with service.session(pair, visitor) as session:
                 yield message("loading", "Reading the question")
                 yield from work(session, settings, stop)

@@ -165,30 +165,17 @@ class LimitedSession:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the service for a pair: "loading", "ready" or "failed". `ahead`: how many other
-    requests have waited longer."""
+    """The state of the service for a pair: "loading", "ready" or "failed"."""
 
     kind: str
     pair: ModelChoice
     line: str
-    ahead: int = 0
-
-
-def variant(pair: ModelChoice, other: ModelChoice) -> bool:
-    """Whether both are the same models, on whatever device and with whatever KV cache."""
-
-    def models(choice: ModelChoice) -> ModelChoice:
-        return dataclasses.replace(choice, device="CPU", draft_device="CPU", kv_cache="auto")
-
-    return models(pair) == models(other)
 
 
 class Service:
     """Answers with one pair at a time. Another pair is fetched and loaded while the first answers,
-    and then replaces it; requests that run at that moment end on the first. A second variant of the
-    pair, with another device or KV cache, does not replace the first: visitors who differ in these
-    do not wait for each other. The variant that was used least recently gives way to a third one.
-    `fetch` gets a pair's files; if it returns False, the others are closed before, for memory."""
+    and then replaces it; requests that run at that moment end on the first. `fetch` gets a pair's
+    files; if it returns False, the first pair is closed before, for memory."""
 
     def __init__(
         self,
@@ -199,13 +186,12 @@ class Service:
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
-        # What is loaded, with its "ready" state; used last, last.
-        self._loaded: dict[ModelChoice, tuple[State, Session]] = {}
+        # The pair that answers: its state, "ready" or (its files were damaged) "failed".
+        self._loaded: tuple[State, Session] | tuple[None, None] = None, None
         self._load_number = 0
-        self._waiting: list[object] = []  # a token for each request that waits for a pair
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
-        self.metrics = Metrics(lambda: self._latest[1], lambda: self.gate.visitors)
+        self.metrics = Metrics(lambda: self._loaded[1], lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     @property
@@ -245,33 +231,24 @@ class Service:
         self._become(state, session, number)
 
     def _become(self, state: State, session: Session | None, number: int) -> None:
-        """Set the state of load `number`; unless it failed, `session` replaces those that it is no
-        variant of. These, or `session` of a load given up, are closed once no request uses them."""
+        """Set the state of load `number`; unless it failed, `session` replaces the one in use. That
+        one, or `session` of a load given up, is closed once no request uses it."""
         with self._changed:
-            old = [session] if session else []
+            old = session
             if number == self._load_number:
-                old, self.state = [], state
+                old, self.state = None, state
                 if state.kind != "failed":
-                    same = [pair for pair in self._loaded if session and variant(pair, state.pair)]
-                    stays = [pair for pair in same[-1:] if pair != state.pair]
-                    leaving = [pair for pair in self._loaded if pair not in stays]
-                    old = [self._loaded.pop(pair)[1] for pair in leaving]
-                if session and state.kind == "ready":
-                    self._loaded[state.pair] = state, session
+                    old = self._loaded[1]
+                    self._loaded = (state, session) if session else (None, None)
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: not any(self._users[unused] for unused in old))
-        for unused in old:
-            unused.close()
-
-    @property
-    def _latest(self) -> tuple[State | None, Session | None]:
-        """The state and the session that were used last, Nones if nothing is loaded."""
-        return next(reversed(list(self._loaded.values())), (None, None))
+            self._changed.wait_for(lambda: not (old and self._users[old]))
+        if old:
+            old.close()
 
     def _answers(self, pair: ModelChoice) -> State | None:
         """The state "ready" if `pair` is loaded, else None."""
-        state, _ = self._loaded.get(pair, (None, None))
-        return state if state and state.kind == "ready" else None
+        state, _ = self._loaded
+        return state if state and state.pair == pair and state.kind == "ready" else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
@@ -281,8 +258,7 @@ class Service:
             wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
             if not wanted and not self._answers(pair):
                 self._begin(pair)
-        seen, me = None, object()
-        self._waiting.append(me)
+        seen = None
         try:
             while not (here := self._answers(pair)):
                 state = self.state
@@ -292,22 +268,20 @@ class Service:
                     raise RequestFailed(state.line)
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
-                shown = dataclasses.replace(state, ahead=self._waiting.index(me))
-                if shown != seen:
-                    seen = shown
-                    yield shown
+                if state != seen:
+                    seen = state
+                    yield state
                 with self._changed:
                     if self.state == state:
                         self._changed.wait(timeout=0.25)
             yield here
         finally:
-            self._waiting.remove(me)
             with self._changed:
-                latest, _ = self._latest
-                replaces = self.state.pair == pair and not self._answers(pair)
-                if latest and latest.kind == "ready" and replaces:
+                loaded, _ = self._loaded
+                given_up = self.state.pair == pair and not self._answers(pair)
+                if loaded and loaded.kind == "ready" and given_up:
                     self._load_number += 1
-                    self.state = latest
+                    self.state = loaded
                     self._changed.notify_all()
 
     @contextmanager
@@ -316,18 +290,18 @@ class Service:
         Raises Busy when a limit is reached, or when another pair has replaced this one."""
         with self.gate.request(visitor):
             with self._changed:
-                if not self._answers(pair):
+                loaded = self._loaded
+                if not self._answers(pair) or not (session := loaded[1]):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
-                state, session = self._loaded[pair] = self._loaded.pop(pair)
                 self._users[session] += 1
             try:
                 limited = session, self.metrics, self.gate.limits
                 yield LimitedSession(*limited, lambda: self.state.kind == "loading")
             except DamagedModel as error:
                 with self._changed:
-                    if self._loaded.get(pair) == (state, session):
+                    if self._loaded == loaded:
                         self.state = State("failed", pair, str(error))
-                        self._loaded[pair] = self.state, session  # the next request replaces it
+                        self._loaded = self.state, session  # the next request replaces it
                 raise
             finally:
                 with self._changed:
@@ -342,14 +316,14 @@ class Service:
             if self.state.kind == "loading":  # who waits for it would wait for ever
                 self.state = State("failed", self.state.pair, "The server was stopped.")
                 self._changed.notify_all()
-            sessions = [session for _, session in self._loaded.values()]
-            self._loaded = {}
-        for session in sessions:
+            _, session = self._loaded
+            self._loaded = None, None
+        if session:
             session.close()
 
     def health(self) -> dict[str, object]:
         """The figures of /health: "status" is "ready", "loading" or "failed"."""
-        state, session = self._latest
+        state, session = self._loaded
         activity = session.activity if session else Activity()
         caches = session.cache_blocks() if session else {}
         return {

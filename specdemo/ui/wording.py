@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import (
-    Speed,
     measured_speed,
     predicted_speed,
     predicted_speedups,
@@ -35,7 +33,6 @@ CUTS = {
 EXPECTED = {0.5: ": quick, often wrong", 4.0: ": small, sometimes wrong"}
 """By billions of weights: what to expect of a model with fewer."""
 COMPILING = "models were loaded or compiled"
-AGREED = 0.05  # prediction and measurement that differ by less need no explanation
 
 
 def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
@@ -174,44 +171,24 @@ def _count(number: int, name: str) -> str:
 def curve(trace: Trace) -> dict[str, Any] | None:
     """What the page says about the run's cost model, None without one: a `sentence` about checking
     the median number of `tokens`; the `token_seconds` of one token; the `predicted` speed-up, at
-    the run's acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what
-    `differs`."""
+    the run's acceptance `rate` and `by_rate` of 0, 1, ... 100 %; and the `measured` one."""
     if trace.costs is None:
         return None
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
     seconds = token_seconds(trace)
     ratio = trace.costs.target[tokens - 1] / seconds
-    predicted, measured, result = (
-        predicted_speed(trace),
-        measured_speed(trace),
-        races.verdict(trace),
-    )
+    predicted, result = predicted_speed(trace), races.verdict(trace) or measured_speed(trace)
     speedups = predicted_speedups(trace, [percent / 100 for percent in range(101)])
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
         "token_seconds": seconds,
         "predicted": predicted and predicted.speedup,
-        "measured": result.speedup if result else measured and measured.speedup,
-        "differs": difference(predicted, measured) if predicted and measured else "",
+        "measured": result and result.speedup,
         "rate": summarize(trace).acceptance_rate,
         "by_rate": [round(speedup, 3) for speedup in speedups],
     }
-
-
-def difference(predicted: Speed, measured: Speed) -> str:
-    """What makes prediction and measurement differ most, if they do noticeably."""
-    if abs(predicted.speedup / measured.speedup - 1) <= AGREED:
-        return ""
-    tokens = measured.tokens_per_round / predicted.tokens_per_round
-    seconds = measured.round_seconds / predicted.round_seconds
-    both = measured, predicted
-    if abs(math.log(tokens)) >= abs(math.log(seconds)):
-        words, figures = "yielded", [f"{speed.tokens_per_round:.2f} tokens" for speed in both]
-    else:
-        words, figures = "took", [f"{1000 * speed.round_seconds:.3g} ms" for speed in both]
-    return f"They differ because a round {words} {figures[0]}, not {figures[1]} as predicted."
 
 
 def origin(trace: Trace, when: str = "Recorded") -> str:
@@ -237,12 +214,6 @@ def model_line(info: PairInfo) -> str:
         words += next((note for most, note in EXPECTED.items() if billions < most), "")
     draft = info.draft or "n-gram lookup (no draft model)"
     return f"{words}. Drafts by {draft}. Measured here are time and identity, not wisdom"
-
-
-def while_loading(line: str, ahead: int) -> str:
-    """What happens to the pair of a waiting question (`line`), and the question's place."""
-    place = f"{_count(ahead, 'request')} ahead" if ahead else "Your question is next"
-    return f"{line}. {place}."
 
 
 def queue_place(waiting: Waiting) -> str:

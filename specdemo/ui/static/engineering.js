@@ -58,7 +58,7 @@ const drawCosts = (find, { rounds, costs }, curve) => {
   find(".sd-curve").hidden = !curve;
   details.ontoggle = null;
   if (!curve) return;
-  const { sentence, tokens, token_seconds: token, predicted, measured, differs, rate, by_rate: speedups } = curve;
+  const { sentence, tokens, token_seconds: token, predicted, measured, rate, by_rate: speedups } = curve;
   // Drawn when it is looked at: Plotly needs the width.
   details.ontoggle = () => details.open && draw(find(".sd-cost-chart"),
     costFigure([token, ...costs.target.slice(1)], rounds.slice(1), tokens));
@@ -69,7 +69,6 @@ const drawCosts = (find, { rounds, costs }, curve) => {
   if (!predicted) return;
   say(find(".sd-predicted"), predicted.toFixed(2));
   say(find(".sd-measured"), measured?.toFixed(2) ?? "-");
-  say(find(".sd-differs"), differs);
   const slider = find(".sd-rate-slider");
   slider.value = Math.round(100 * rate);
   slider.oninput = () => {
