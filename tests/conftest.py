@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -34,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
-SLOW_FIXTURES = {"chromium", "embedded_pair", "one_thread", "tiny_home"}
+SLOW_FIXTURES = {"browser", "embedded_pair", "one_thread", "tiny_home"}
 """Fixtures that start a browser, load or export models, or train."""
 
 
@@ -78,11 +79,15 @@ def embedded_pair() -> LoadedPair:
     return load_pair(EMBEDDED)
 
 
-@pytest.fixture(scope="session")
-def chromium() -> str | None:
-    """The distribution's Chromium, None to use playwright's own."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium: the distribution's, or playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")
-    return next(filter(None, map(shutil.which, names)), None)
+    path = next(filter(None, map(shutil.which, names)), None)
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with playwright.sync_playwright() as run:
+        yield run.chromium.launch(executable_path=path, args=arguments)
 
 
 @pytest.fixture(scope="session")

@@ -239,23 +239,25 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
         yield SimpleNamespace(url=url)
 
 
-def page_application(service, *, key: str | None = None):
-    """The application of a page for a service, and its guard."""
+def page_application(service, offer=None, arrival=None, *, key: str | None = None):
+    """The application of a page for a service, shared by strangers unless `offer` says otherwise;
+    and its guard."""
     from specdemo.ui import layout, offers, web_app
     from specdemo.ui.routes import PageGuard
 
-    page = layout.build(service, offers.Offer(service.state.pair, shared=True), 30)
+    offer = offer or offers.Offer(service.state.pair, shared=True)
+    page = layout.build(service, offer, 30, arrival)
     guard = PageGuard(key=key)
     return web_app.page_app(page, service, guard), guard
 
 
 @contextlib.contextmanager
-def page_server(service, *, key: str | None = None):
+def page_server(service, offer=None, arrival=None, *, key: str | None = None):
     """The URL of a running page for a service."""
     from specdemo.serving.request_guard import Server
     from specdemo.ui.web_app import finish
 
-    app, guard = page_application(service, key=key)
+    app, guard = page_application(service, offer, arrival, key=key)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}
     server = Server(app, guard, 1, **ends)
     server.config.timeout_graceful_shutdown = 1

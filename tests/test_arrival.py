@@ -1,5 +1,5 @@
 """A Dolly pair that arrives while the embedded one answers: real fetches from a Hub on 127.0.0.1,
-made-up sessions; and once the whole way, in a browser, with real ones."""
+made-up sessions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import FakeSession, until
+from fakes import FakeSession, page_server, until
 from hub_server import BIN, Hub, Repository, decoder_files
 
-from specdemo.bench.load_test import started
 from specdemo.commands import page
 from specdemo.errors import ModelError
 from specdemo.host import hardware
@@ -251,63 +250,32 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     assert bool(server.requests) is fetched
 
 
-# The whole way, in a browser
+# In a browser
 
 
-APP = """
-import runpy, sys
-from specdemo.host import hardware
-hardware.memory_bytes = lambda: 2**34
-runpy.run_path("app.py", run_name="__main__")
-"""
-SETTLED = """before => {
-  const { root: { dataset }, run } = window.specdemo.race;
-  return dataset.phase === 'error' || run !== before && dataset.settled === run;
-}"""
-
-
-@pytest.fixture
-def page_url(server, tiny, embedded_pair, monkeypatch):
-    """The URL of `python app.py` on a machine of 16 GB, with nothing in the Hub's cache."""
-    server.add_folder(TARGET, tiny.dolly)
-    for draft in DRAFTS:
-        server.add_folder(draft, tiny.pythia)
-    server.bytes_per_second = 50_000
-    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target.parents[2]))
-    with started("-c", APP) as running:
-        yield running.url
-
-
-def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(page_url, server, chromium):
+def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browser):
     playwright = pytest.importorskip("playwright.sync_api")
-
-    def race() -> dict:
-        before = page.evaluate("window.specdemo.race.run")
+    place.hub.bytes_per_second = 50_000
+    place.arrival.start()
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(240_000)
+    errors, tops = [], set()
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    with page_server(place.service, place.offer, place.arrival) as url:
+        page.goto(url)
+        page.wait_for_function("window.specdemo?.race?.run")
+        for button, then in {
+            "Pause": "Paused",
+            "Resume": "is here",
+            "Use it now": "answers from now on",
+        }.items():
+            page.get_by_role("button", name=button, exact=True).click()
+            place.hub.bytes_per_second = 0
+            playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=60_000)
+            tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
         page.get_by_role("button", name="Run", exact=True).click()
-        page.wait_for_function(SETTLED, arg=before)
-        return page.evaluate("window.specdemo.race.trace")
-
-    def press(button: str, then: str) -> None:
-        page.get_by_role("button", name=button).click()
-        playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=240_000)
-        tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
-
-    with playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.set_default_timeout(240_000)
-        errors, tops = [], set()
-        page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
-        page.goto(page_url + "?max_new_tokens=12")
-        page.wait_for_function("window.specdemo && window.specdemo.race")
-        assert race()["pair"]["name"] == "embedded"
-        press("Pause", "Paused")
-        server.bytes_per_second = 0
-        press("Resume", "is here")
-        press("Use it now", "answers from now on")
-        trace = race()
-        assert trace["pair"]["name"] == "dolly-3b" and trace["identical"] is True
-        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-v2-3b-int8-ov")
-        assert len(tops) == 1, "the page jumped"
-        assert errors == []
-        browser.close()
+        page.wait_for_function("window.specdemo.race.trace?.pair.name === 'dolly-3b'")
+        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-3b")
+        page.close()
+    assert len(tops) == 1, "the page jumped"
+    assert errors == []

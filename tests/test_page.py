@@ -1,9 +1,12 @@
-"""The page in a real browser, on the embedded pair: one server and one Chromium for all tests."""
+"""The page in a Chromium. Made-up sessions answer, except where a test is about real models."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import dataclasses
 import json
+import random
 import threading
 import time
 import zlib
@@ -14,21 +17,24 @@ from urllib.parse import urlencode
 
 import pytest
 from fakes import FakeSession, page_server
+from test_page_saved import PLAIN, ROUND, SAVED, largest_run
 
 from specdemo.bench.load_test import started
 from specdemo.bench.report import WAYS
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.errors import BadInput
 from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, to_json
-from specdemo.ui import benchmark
-from specdemo.ui.layout import BOOK
-from specdemo.ui.service import Service
+from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace, to_json
+from specdemo.ui import benchmark, events
+from specdemo.ui.layout import BOOK, DOES_NOT_PAY
+from specdemo.ui.service import Service, VisitorLimits
 from specdemo.ui.wording import NOTICEABLE
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
-PATIENCE = 120_000
+PATIENCE = 60_000
 """Milliseconds to wait for anything: the machine may be busy with something else."""
 
 expect.set_options(timeout=PATIENCE)
@@ -37,61 +43,46 @@ TROUBLE = "error", "warning"
 LINK_HAS = """([name, value]) =>
   new URLSearchParams(window.specdemo.link().split('?')[1]).get(name) === value"""
 """Whether the page's link has the value: what the page knows of its inputs."""
+DRAWN = "document.querySelector('.sd-plot')?.dataset.run === window.specdemo?.race?.run"
+"""Whether the chart is that of the run on show."""
+
+DESK = {"viewport": {"width": 1280, "height": 1000}, "has_touch": True, "color_scheme": "light"}
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"}
 
 
-def packed(data: bytes) -> str:
-    """What a link to a run has in its fragment."""
-    deflate = zlib.compressobj(wbits=-15)
-    return base64.urlsafe_b64encode(deflate.compress(data) + deflate.flush()).decode().strip("=")
-
-
-@pytest.fixture(scope="module")
-def url(embedded_pair):
-    """Address of a server started as a user starts it."""
-    with started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_RACE_SECONDS="0") as server:
-        yield server.url + "/"
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with playwright.sync_playwright() as run:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        yield run.chromium.launch(executable_path=chromium, args=arguments)
-
-
-@pytest.fixture(scope="module")
-def desk(browser):
-    """A window of a usual size. Tabs share its cache, as a visitor's do."""
-    return browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-
-
-class Visit:
+class Tab:
     """A browser tab on the page; notes what the console says and requests to other hosts."""
 
-    def __init__(self, context, url: str, query: str = "max_new_tokens=24"):
+    def __init__(self, context, url: str, query: str = "speed=steps"):
         self.page = context.new_page()
         self.errors: list[str] = []
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.url = url
         self.before = None  # the run that was shown when a question was asked
-        self.page.on(
-            "console", lambda one: self.errors.append(one.text) if one.type in TROUBLE else None
-        )
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.asked.add(request.url))
+        note = self.errors.append
+        self.page.on("console", lambda said: note(said.text) if said.type in TROUBLE else None)
+        self.page.on("pageerror", lambda error: note(str(error)))
+        self.page.on("request", lambda request: self.requested.add(request.url))
         self.page.set_default_timeout(PATIENCE)
-        if "=" in query and "#" not in query:
-            query += "&speed=steps"  # nothing plays by itself
-        self.page.goto(url + ("?" + query if query else ""))
-        self.page.wait_for_function("window.specdemo?.race")
+        self.page.goto(f"{url}?{query}")
+        self.page.wait_for_function("window.specdemo?.race?.run")
         if "max_new_tokens=" in query:
             wanted = query.split("max_new_tokens=")[1].split("&")[0]
-            self.page.wait_for_function(LINK_HAS, arg=["max_new_tokens", wanted])
+            self.wait_for_link("max_new_tokens", wanted)
+
+    def wait_for_link(self, name: str, value: str) -> None:
+        self.page.wait_for_function(LINK_HAS, arg=[name, value])
+
+    def press(self, button: str) -> None:
+        self.page.get_by_role("button", name=button, exact=True).click()
+
+    def run(self) -> None:
+        self.before = self.page.evaluate("window.specdemo.race.run")
+        self.press("Run")
 
     def ask(self, question: str) -> None:
-        self.before = self.page.evaluate("window.specdemo.race.run")
         self.page.fill("#sd-question textarea", question)
-        self.page.get_by_role("button", name="Run", exact=True).click()
+        self.run()
 
     def finished(self) -> dict:
         """Waits for the end of the run; gives the trace that the script holds."""
@@ -102,141 +93,179 @@ class Visit:
             }""",
             arg=self.before,
         )
-        assert self.page.evaluate("document.querySelector('.sd-state .sd-error').textContent") == ""
+        assert self.text(".sd-state .sd-error") == ""
         return self.page.evaluate("window.specdemo.race.trace")
 
     def open_file(self, path: Path) -> None:
         self.before = self.page.evaluate("window.specdemo.race.run")
         self.page.locator(".sd-open").set_input_files(path)
+        self.finished()
 
     def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
+        return self.page.evaluate("name => document.querySelector(name).textContent", selector)
 
-    def kept(self, button: str, path: Path) -> Path:
-        """What a button lets a visitor download."""
+    def tab(self, name: str) -> None:
+        tab = self.page.get_by_role("tab", name=name)
+        tab.click()
+        expect(tab).to_have_attribute("aria-selected", "true")
+
+    def downloaded(self, button: str) -> str:
+        """The text of the file that a button gives."""
         with self.page.expect_download() as download:
-            self.page.get_by_role("button", name=button).click()
-        download.value.save_as(path)
-        return path
+            self.press(button)
+        return download.value.path().read_text("utf-8")
 
     def link(self) -> str:
-        """The link that "Copy a link" shows."""
-        self.page.get_by_role("button", name="Copy a link to this run").click()
+        """The link to the run."""
+        self.press("Copy a link to this run")
         expect(self.page.locator(".sd-link-text")).not_to_have_value("")
         return self.page.input_value(".sd-link-text")
-
-    def axe_finds_nothing(self) -> None:
-        self.page.get_by_role("button", name="Settings").click()
-        self.page.get_by_text("For engineers").click()
-        axe = resources.files("axe_playwright_python").joinpath("axe.min.js")
-        self.page.evaluate(axe.read_text(encoding="utf-8"))
-        for name in ("Race", "Benchmark", "How it works"):
-            tab = self.page.get_by_role("tab", name=name)
-            tab.click()
-            expect(tab).to_have_attribute("aria-selected", "true")
-            if name == "Benchmark":
-                expect(self.page.locator(".sd-bench-charts .bartext")).to_have_count(4)
-            if name == "How it works":
-                self.page.get_by_role("button", name="3 Check").click()
-            self.page.wait_for_function(
-                "document.getAnimations().every(one => one.playState !== 'running')"
-            )
-            found = self.page.evaluate("axe.run(document).then(result => result.violations)")
-            told = [(one["id"], one["nodes"][0]["html"][:300]) for one in found]
-            assert told == [], name
 
     def close(self) -> None:
         self.page.close()
         own = self.url, "data:", "blob:"
-        assert [one for one in self.asked if not one.startswith(own)] == []
+        assert [url for url in self.requested if not url.startswith(own)] == []
         assert self.errors == []
 
 
-@pytest.fixture
-def visit(browser, desk, url):
-    """Opens the page in a tab; given settings of a context, in a browser that is new here."""
-    opened, contexts = [], []
+@pytest.fixture(scope="module")
+def session():
+    return FakeSession()
 
-    def go(query: str = "max_new_tokens=24", **fresh) -> Visit:
-        if fresh:
-            contexts.append(browser.new_context(**fresh))
-        opened.append(Visit(contexts[-1] if fresh else desk, url, query))
-        return opened[-1]
+
+@pytest.fixture(scope="module")
+def url(session):
+    limits = VisitorLimits(per_minute=10_000, race_seconds=0.01)
+    service = Service(ModelChoice("embedded"), lambda pair, report: session, limits)
+    service.start()
+    with page_server(service) as url:
+        yield url + "/"
+
+
+@pytest.fixture(scope="module")
+def real_url(embedded_pair):
+    """Address of a server started as a user starts it, with the embedded pair."""
+    with started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_RACE_SECONDS="0") as server:
+        yield server.url + "/"
+
+
+@pytest.fixture(scope="module")
+def desk(browser):
+    """A window of a usual size. Tabs share its cache, as a visitor's do."""
+    return browser.new_context(**DESK)
+
+
+@pytest.fixture
+def open_tab(desk):
+    """Opens tabs; at the end no console may have a message, and no other host a request."""
+    tabs = []
+
+    def go(url: str, query: str = "speed=steps", context=desk) -> Tab:
+        tabs.append(Tab(context, url, query))
+        return tabs[-1]
 
     yield go
-    for one in opened:
-        one.close()
-    for one in contexts:
-        one.close()
+    for tab in tabs:
+        tab.close()
 
 
-def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(visit):
-    tab = visit("max_new_tokens=96")
-    tab.page.evaluate("""() => {
-      const box = document.querySelector('.sd-text-spec');
-      window.seen = new Set();
-      window.shifts = [];
-      new MutationObserver(() => window.seen.add(box.childElementCount))
-        .observe(box, { childList: true });
-      const name = ({ node }) => (node?.className || node?.nodeName) + '';
-      const note = one => window.shifts.push([one.value, ...one.sources.map(name)]);
-      new PerformanceObserver(list => list.getEntries().forEach(note))
-        .observe({ type: 'layout-shift' });
-    }""")
+@pytest.fixture(scope="module")
+def shared_tab(desk, url):
+    tab = Tab(desk, url)
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def tab(shared_tab):
+    """One tab for all tests that begin on the race tab and leave no setting changed."""
+    shared_tab.tab("Race")
+    yield shared_tab
+    assert shared_tab.errors == []
+
+
+# Real models
+
+
+WATCH = """() => {
+  const box = document.querySelector('.sd-text-spec');
+  window.seen = new Set();
+  window.shifts = [];
+  new MutationObserver(() => window.seen.add(box.childElementCount))
+    .observe(box, { childList: true });
+  const name = ({ node }) => (node?.className || node?.nodeName) + '';
+  const note = one => window.shifts.push([one.value, ...one.sources.map(name)]);
+  new PerformanceObserver(list => list.getEntries().forEach(note))
+    .observe({ type: "layout-shift" });
+}"""
+
+
+def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(open_tab, real_url):
+    tab = open_tab(real_url, "max_new_tokens=64&speed=steps")
+    page = tab.page
+    page.evaluate(WATCH)
     tab.ask("Explain the difference between fission and fusion")
     trace = tab.finished()
-    tokens = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
-    assert tab.page.evaluate("window.seen.size") >= 3, "the tokens all came at once"
-    assert tokens.count() == trace["summary"]["tokens"] == 96
+    tokens = page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
+    assert page.evaluate("window.seen.size") >= 3, "the tokens all came at once"
+    assert tokens.count() == trace["summary"]["tokens"] == 64
     expect(tokens.first).to_have_class("sd-tok sd-own")
-    assert all("96 tokens" in one for one in tab.page.locator(".sd-pace").all_inner_texts())
-    expect(tab.page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
+    assert all("64 tokens" in pace for pace in page.locator(".sd-pace").all_inner_texts())
+    expect(page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
     assert tab.text(".sd-text-baseline").split() == tab.text(".sd-text-spec").split()
     assert trace["identical"] is True
     assert "Identical: two independent runs" in tab.text(".sd-identity")
-    shifts = tab.page.evaluate("window.shifts")
+    shifts = page.evaluate("window.shifts")
     assert sum(shift[0] for shift in shifts) < 0.02, shifts
-    drawn = tab.page.get_attribute(".sd-chart", "aria-label")
-    assert drawn.count("96 tokens in") == 2
-    tab.page.get_by_text("For engineers").click()
-    expect(tab.page.locator(".sd-who")).to_contain_text("target model itself")
+    drawn = page.get_attribute(".sd-chart", "aria-label")
+    assert drawn.count("64 tokens in") == 2
+    page.get_by_text("For engineers").click()
+    expect(page.locator(".sd-who")).to_contain_text("target model itself")
     assert len(trace["costs"]["target"]) == 16
-    expect(tab.page.locator(".sd-cost-sentence")).to_contain_text("times as long as making one")
-    expect(tab.page.locator(".sd-predicted")).not_to_have_text("-")
+    expect(page.locator(".sd-cost-sentence")).to_contain_text("times as long as making one")
+    expect(page.locator(".sd-predicted")).not_to_have_text("-")
 
-
-def test_an_example_answers_as_json_until_its_chip_is_removed(visit):
-    tab = visit("max_new_tokens=60")
-    tab.page.get_by_role("button", name="As JSON").click()
-    tab.page.wait_for_function(LINK_HAS, arg=["json_schema", json.dumps(BOOK)])
-    tab.before = tab.page.evaluate("window.specdemo.race.run")
-    tab.page.get_by_role("button", name="Run", exact=True).click()
+    # An example answers as JSON until its chip is removed.
+    tab.press("As JSON: a novel of the sea")
+    tab.wait_for_link("json_schema", json.dumps(BOOK))
+    tab.run()
     trace = tab.finished()
     assert tab.text(".sd-text-spec").startswith('{"title": "') and trace["identical"]
-    forced = [one for round_ in trace["rounds"] for one in round_["drafted"] if one["accepted"]]
-    forced = [one for one in forced if one["source"] == "grammar"]
-    assert forced
-    tab.page.locator(".sd-text-spec .sd-right").first.click()
-    expect(tab.page.locator(".sd-about")).to_contain_text("forced by the grammar")
-    chip = tab.page.get_by_role("button", name="JSON ✕")
-    expect(chip).to_be_visible()
+    drafted = [token for round_ in trace["rounds"] for token in round_["drafted"]]
+    assert any(token["accepted"] and token["source"] == "grammar" for token in drafted)
+    page.locator(".sd-text-spec .sd-right").first.click()
+    expect(page.locator(".sd-about")).to_contain_text("forced by the grammar")
+    chip = page.get_by_role("button", name="JSON ✕")
     chip.click()
-    tab.page.wait_for_function(LINK_HAS, arg=["json_schema", ""])
+    tab.wait_for_link("json_schema", "")
     expect(chip).to_be_hidden()
 
 
-def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
-    tab = visit("max_new_tokens=400")
-    tab.ask("Write a long story about a lighthouse keeper")
-    tab.page.wait_for_selector(".sd-text-spec .sd-tok:not(.sd-later)")
-    tab.page.get_by_role("button", name="Stop", exact=True).click()
-    since = time.monotonic()
+def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(real_url):
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+
+    client = Client(real_url, verbose=False)
+    parts = list(client.submit("Explain why the sky is blue", 60, api_name="/generate"))
+    assert len(parts) > 1 and parts[-1]["done"] and parts[-1]["tokens"] == 60
+    assert "".join(part["delta"] for part in parts) == parts[-1]["text"]
+    with pytest.raises(AppError, match="max_new_tokens is 0; it must be"):
+        client.predict("Hello", 0, api_name="/generate")
+
+
+# Made-up sessions
+
+
+def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(tab, session):
+    session.held.set()
+    tab.ask("a lighthouse keeper")
+    tab.press("Stop")
     stopped = tab.finished()
-    assert time.monotonic() - since < 20
-    assert stopped["summary"]["tokens"] < 400 or stopped["baseline"] is None
+    session.held.clear()
+    assert stopped["summary"]["tokens"] < 3
     expect(tab.page.locator(".sd-headline")).to_have_text("Stopped")
-    tab.ask("What is two plus two?")
-    assert tab.finished()["instruction"] == "What is two plus two?"
+    tab.ask("two plus two")
+    assert tab.finished()["instruction"] == "two plus two"
 
 
 HOSTILE = (
@@ -252,67 +281,13 @@ def hostile_trace() -> Trace:
     return trace
 
 
-@pytest.fixture
-def saved(visit, tmp_path):
-    """A tab that shows the hostile trace, opened from a file."""
-    path = tmp_path / "run.json"
-    path.write_text(to_json(hostile_trace()), encoding="utf-8")
-    tab = visit()
-    tab.open_file(path)
-    tab.finished()
-    return tab
+def is_harmless(page) -> bool:
+    markup = page.locator(".sd-view img, .sd-text script, .sd-text b").count()
+    return page.evaluate("window.hacked") is None and not markup
 
 
-def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(saved, tmp_path):
-    page = saved.page
-    again = json.loads(saved.kept("Download this run", tmp_path / "kept.json").read_text("utf-8"))
-    assert again == json.loads(to_json(hostile_trace()))
-    shown = page.evaluate("document.querySelector('.sd-text-spec').textContent")
-    assert all(text in shown for text in HOSTILE)
-    assert page.locator(".sd-view img, .sd-text script, .sd-text b").count() == 0
-    assert page.evaluate("window.hacked") is None
-    page.locator(".sd-seek").fill("0")
-    expect(page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1)
-    since = time.monotonic()
-    page.get_by_role("button", name="1", exact=True).click()
-    page.wait_for_function("document.querySelector('.sd-time').textContent.startsWith('0.48 s')")
-    expect(page.locator(".sd-play")).to_contain_text("Replay")
-    assert time.monotonic() - since > 0.45
-
-
-def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_browser(visit):
-    wanted = {
-        "max_new_tokens": 7,
-        "draft_tokens": 3,
-        "drafter": "lookup",
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.02,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "repetition_penalty": 1.1,
-        "seed": 11,
-        "numerics": "fast",
-        "coupling": "maximal",
-    }
-    tab = visit(urlencode(wanted))
-    tab.page.get_by_role("button", name="Settings").click()
-    tab.page.get_by_label("Drafter", exact=True).click()
-    tab.page.get_by_role("option", name="model", exact=True).click()
-    tab.page.wait_for_function(LINK_HAS, arg=["drafter", "model"])
-    tab.ask("Why & how?")
-    raced = tab.finished()["settings"]
-    assert {name: raced[name] for name in wanted} == {**wanted, "drafter": "model"}
-    assert raced["json_schema"] == ""
-    other = visit(tab.link().split("?", 1)[1], viewport={"width": 1280, "height": 1000})
-    other.finished()
-    assert other.text(".sd-text-spec") == tab.text(".sd-text-spec")
-    expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
-
-
-@pytest.fixture
-def fake():
+@pytest.fixture(scope="module")
+def other_server():
     """Another server, whose models load when `ready` is set; they are made up."""
     ready = threading.Event()
 
@@ -328,81 +303,114 @@ def fake():
         ready.set()
 
 
-def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(browser, fake):
-    tab = Visit(browser.new_context(), fake.url, "")
+def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(
+    open_tab, other_server
+):
+    tab = open_tab(other_server.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
     assert tab.page.evaluate("performance.getEntriesByName('sd-play')[0].startTime") > 0
-    expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
+    status = tab.page.locator(".sd-status")
+    expect(status).to_contain_text("Recorded on")
     question = tab.page.input_value("#sd-question textarea")
-    assert question in tab.text(".sd-status")
-    tab.before = tab.page.evaluate("window.specdemo.race.run")
-    tab.page.get_by_role("button", name="Run", exact=True).click()
-    expect(tab.page.locator(".sd-status")).to_have_text(
-        "Compiling the models. Your question is next."
-    )
+    expect(status).to_contain_text(question)
+    tab.run()
+    expect(status).to_have_text("Compiling the models. Your question is answered next.")
     expect(tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).not_to_have_count(0)
-    fake.ready.set()
+    other_server.ready.set()
     assert tab.finished()["instruction"] == question
-    tab.close()
 
 
-def test_a_link_to_a_run_opens_on_a_server_that_never_saw_it(browser, visit, saved, fake):
-    other = Visit(browser.new_context(), fake.url, "#" + saved.link().split("#")[1])
-    assert other.finished()["instruction"] == HOSTILE[1]
-    assert other.page.evaluate("window.hacked") is None
-    assert other.page.locator(".sd-view img, .sd-text script").count() == 0
-    other.close()
-
-
-@pytest.mark.parametrize(
-    ("fragment", "said"),
-    [
-        ("7VdLb9s4EP4r", "the link is damaged or was cut off"),
-        (packed(b"0" * 20_000_000), "larger than 2.5 MB"),
-        (packed(b"0" * 99_000_000), "the link is damaged or was cut off"),
-        (packed(b'{"schema": 1}'), "is missing."),
-    ],
-    ids=["cut off", "large", "a bomb", "no trace"],
-)
-def test_a_link_that_holds_no_run_says_so_in_one_sentence(visit, fragment, said):
-    tab = visit("#run=" + fragment)
-    expect(tab.page.locator(".sd-state .sd-error")).to_contain_text(said)
-    expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
-
-
-def test_a_token_tells_by_keyboard_and_pointer_what_the_draft_thought(saved):
-    saved.page.locator(".sd-text-spec").focus()
+def test_a_saved_run_replays_and_its_text_never_becomes_markup(
+    tab, open_tab, other_server, tmp_path
+):
+    path, page = tmp_path / "run.json", tab.page
+    path.write_text(to_json(hostile_trace()), encoding="utf-8")
+    tab.open_file(path)
+    again = json.loads(tab.downloaded("Download this run (JSON)"))
+    assert again == json.loads(to_json(hostile_trace()))
+    assert all(text in tab.text(".sd-text-spec") for text in HOSTILE)
+    assert is_harmless(page)
+    about = page.locator(".sd-about")
+    page.locator(".sd-text-spec").focus()
     for _ in range(2):
-        saved.page.keyboard.press("ArrowRight")
-    about = saved.page.locator(".sd-about")
-    said = (
+        page.keyboard.press("ArrowRight")
+    expect(about).to_contain_text(
         "accepted draft token, number 1 of 1 by draft model, in round 2; draft 50 %, target 50 %."
     )
-    expect(about).to_contain_text(said)
-    saved.page.locator(".sd-text-spec .sd-wrong").first.hover()
+    page.locator(".sd-text-spec .sd-wrong").first.hover()
     expect(about).to_contain_text("In place of")
+    page.locator(".sd-seek").fill("0")
+    expect(page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1)
+    since = time.monotonic()
+    tab.press("1")
+    page.wait_for_function("document.querySelector('.sd-time').textContent.startsWith('0.48 s')")
+    expect(page.locator(".sd-play")).to_contain_text("Replay")
+    assert time.monotonic() - since > 0.45, "quicker than it was"
+    tab.press("Step by step")
+    # A link to it opens on a server that never saw it.
+    fragment = tab.link().split("#")[1]
+    other = open_tab(other_server.url, "speed=steps#" + fragment)
+    other.page.wait_for_function("window.specdemo.race.root.dataset.phase === 'opened'")
+    assert other.finished()["instruction"] == HOSTILE[1]
+    assert is_harmless(other.page)
 
 
-def test_with_reduced_motion_the_result_is_there_and_no_frames_are_asked_for(browser, url):
-    context = browser.new_context(reduced_motion="reduce")
-    context.add_init_script("""window.asked = 0;
-      const real = requestAnimationFrame;
-      window.requestAnimationFrame = draw => { window.asked++; return real(draw); };""")
-    tab = Visit(context, url)
+def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_browser(
+    browser, open_tab, url
+):
+    wanted = {
+        "max_new_tokens": 7,
+        "draft_tokens": 3,
+        "drafter": "lookup",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.02,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "seed": 11,
+        "coupling": "maximal",
+    }
+    tab = open_tab(url, urlencode(wanted | {"speed": "steps"}))
+    differing = "maximum tokens 7, draft length 3, drafter lookup, temperature 0.5"
+    expect(tab.page.locator(".sd-differ")).to_contain_text(differing)
+    tab.page.get_by_role("button", name="Settings").click()
+    tab.page.get_by_label("Drafter", exact=True).click()
+    tab.page.get_by_role("option", name="model", exact=True).click()
+    tab.wait_for_link("drafter", "model")
+    tab.ask("Why & how?")
+    raced = tab.finished()["settings"]
+    assert {name: raced[name] for name in wanted} == {**wanted, "drafter": "model"}
+    assert raced["json_schema"] == ""
+    other = open_tab(url, tab.link().split("?", 1)[1], browser.new_context(**DESK))
+    other.page.wait_for_function("window.specdemo.race.root.dataset.phase === 'opened'")
+    other.finished()
+    for part in (".sd-text-spec", ".sd-headline"):
+        assert other.text(part) == tab.text(part) != ""
 
-    def asked() -> int:
-        tab.page.evaluate("window.asked = 0")
-        tab.page.wait_for_timeout(500)
-        return tab.page.evaluate("window.asked")
 
-    assert any(asked() == 0 for _ in range(60)), "something asks for frames for ever"
-    expect(tab.page.locator(".sd-headline")).to_be_visible()
-    tab.close()
+def packed(data: bytes) -> str:
+    """What a link to a run has in its fragment."""
+    deflate = zlib.compressobj(wbits=-15)
+    return base64.urlsafe_b64encode(deflate.compress(data) + deflate.flush()).decode().strip("=")
 
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"}
-DESK = {"viewport": {"width": 1280, "height": 1000}, "has_touch": True, "color_scheme": "light"}
-DARK = DESK | {"color_scheme": "dark"}
+def test_a_link_that_holds_no_run_says_so_in_one_sentence(open_tab, url):
+    damaged = "the link is damaged or was cut off"
+    tab = open_tab(url, "speed=steps#run=7VdLb9s4EP4r")
+    error = tab.page.locator(".sd-state .sd-error")
+    expect(error).to_contain_text(damaged)
+    for fragment, words in (
+        (packed(b"0" * 20_000_000), "larger than 2.5 MB"),
+        ("7" * 60_001, damaged),  # it might inflate to anything
+        (packed(b'{"schema": 1}'), "is missing."),
+    ):
+        tab.page.evaluate("fragment => { location.hash = '#run=' + fragment; }", fragment)
+        expect(error).to_contain_text(words)
+        expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
+
+
 SHIFTS = """() => new Promise((resolve) => {
   const name = ({ node }) => (node?.className || node?.nodeName) + '';
   new PerformanceObserver(list => resolve(list.getEntries().filter(one => !one.hadRecentInput)
@@ -410,59 +418,83 @@ SHIFTS = """() => new Promise((resolve) => {
     .observe({ type: 'layout-shift', buffered: true });
   setTimeout(() => resolve([]), 1000);   // there was none
 })"""
+COUNT_FRAMES = """const ask = requestAnimationFrame;
+window.frames_asked = 0;
+window.requestAnimationFrame = (draw) => { window.frames_asked++; return ask(draw); };"""
+AT_REST = """() => {
+  const before = window.frames_before;
+  window.frames_before = window.frames_asked;
+  return before === window.frames_asked;
+}"""
 
 
-@pytest.mark.parametrize("looks", [PHONE, DESK, DARK], ids=["phone in the dark", "desk", "dark"])
-def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(visit, looks):
-    tab = visit("", **looks)
-    tab.page.wait_for_function("document.querySelector('.sd-plot')?.dataset.run")
-    tab.page.wait_for_timeout(1500)
-    shifts = tab.page.evaluate(SHIFTS)
+def axe_finds_nothing(tab: Tab) -> None:
+    page = tab.page
+    for name in ("Race", "Benchmark", "How it works"):
+        tab.tab(name)
+        if name == "Benchmark":
+            expect(page.locator(".sd-bench-charts .bartext")).to_have_count(4)
+        if name == "How it works":
+            tab.press("3 Check")
+        page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")
+        found = page.evaluate("axe.run(document).then(result => result.violations)")
+        assert [(one["id"], one["nodes"][0]["html"][:300]) for one in found] == [], name
+
+
+@pytest.mark.parametrize("looks", [PHONE, DESK], ids=["phone in the dark", "desk"])
+def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_tab, url, looks):
+    """Nothing jumps while the page loads; a visitor who wants no motion gets none, and no frames
+    are drawn."""
+    context = browser.new_context(**looks, reduced_motion="reduce")
+    context.add_init_script(COUNT_FRAMES)
+    tab = open_tab(url, "", context)
+    page = tab.page
+    page.wait_for_function(DRAWN)
+    page.wait_for_function(AT_REST, polling=300)
+    shifts = page.evaluate(SHIFTS)
     assert sum(shift[0] for shift in shifts) < 0.02, shifts
-    tab.page.goto(tab.url + "?max_new_tokens=12&speed=steps")
-    tab.page.wait_for_function("window.specdemo?.race")
-    tab.page.wait_for_function(LINK_HAS, arg=["max_new_tokens", "12"])
-    assert tab.page.evaluate("document.body.classList.contains('dark')") == (looks is not DESK)
+    first_screen = ["verdict", "headline"] + ["racer-baseline", "chart"] * (looks is DESK)
+    for name in first_screen:
+        box = page.locator(f".sd-{name}").bounding_box()
+        assert box["y"] + box["height"] <= (844 if looks is PHONE else 800), name
+    assert page.evaluate("document.body.classList.contains('dark')") == (looks is PHONE)
+    for control in (".sd-speeds", ".sd-play"):
+        expect(page.locator(control)).to_be_hidden()
+    assert page.evaluate("window.specdemo.race.motion.speed") == "steps"
     tab.ask("What is a rainbow?")
     tab.finished()
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= looks["viewport"]["width"]
-    tab.page.locator(".sd-text-spec .sd-tok").first.tap()
-    expect(tab.page.locator(".sd-about")).to_contain_text("first token")
-    tab.page.locator(".sd-about").tap()  # a sheet on the phone, which a tap closes
-    tab.axe_finds_nothing()
+    assert page.evaluate("document.documentElement.scrollWidth") <= looks["viewport"]["width"]
+    page.locator(".sd-text-spec .sd-tok").first.tap()
+    expect(page.locator(".sd-about")).to_contain_text("first token")
+    page.locator(".sd-about").tap()  # a sheet on the phone, which a tap closes
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_text("For engineers").click()
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js")
+    page.evaluate(axe.read_text(encoding="utf-8"))
+    axe_finds_nothing(tab)
+    if looks is DESK:
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function("document.body.classList.contains('dark')")
+        axe_finds_nothing(tab)
 
 
-def test_the_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp_path):
-    tab = visit("max_new_tokens=8")
-    tab.page.get_by_role("tab", name="Benchmark").click()
+def test_the_benchmark_runs_on_the_page_and_its_files_can_be_downloaded(tab, session):
+    tab.tab("Benchmark")
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
     ours = [f"{row[f'{way}_s']:.2f} s" for way in WAYS for row in recorded["lengths"]]
-    expect(tab.page.locator(".sd-bench-charts .bartext")).to_have_count(len(ours))
-    told = tab.page.locator(".sd-bench-charts .bartext").all_text_contents()
-    assert sorted(one.split("  ")[0] for one in told) == sorted(ours)
+    bars = tab.page.locator(".sd-bench-charts .bartext")
+    expect(bars).to_have_count(len(ours))
+    assert sorted(bar.split("  ")[0] for bar in bars.all_text_contents()) == sorted(ours)
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text(f"commit {recorded['commit']}")
-    tab.page.get_by_role("button", name="Run the benchmark").click()
-    rows = tab.page.get_by_role("region", name="Prompts").locator("tbody tr")
-    expect(rows).to_have_count(10)
-    tab.page.get_by_role("button", name="Stop the benchmark").click()
-    expect(tab.page.get_by_role("button", name="Run the benchmark")).to_be_visible()
-    report = json.loads(tab.kept("JSON", tmp_path / "json").read_text("utf-8"))
-    assert len(report["rows"]) == 10 and all(row["speedups"] for row in report["rows"])
-    assert tab.kept("CSV", tmp_path / "csv").read_text("utf-8").count("\n") == 11
+    tab.press("Run the benchmark")
+    expect(tab.page.locator(".sd-bench-sentence")).to_contain_text("in 3 turns")
+    expect(tab.page.get_by_role("button", name="Stop the benchmark")).to_be_hidden()
+    expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(10)
+    report = json.loads(tab.downloaded("JSON"))
+    assert len(report["rows"]) == 10 and all(len(row["speedups"]) == 3 for row in report["rows"])
+    assert tab.downloaded("CSV").count("\n") == 11
 
 
-QUESTIONS = (
-    "What is a rainbow?",
-    "Name three animals",
-    "Say hello",
-    "Count from one to ten",
-    "What is 2 + 2?",
-    "Write a line of Python",
-    "Where is Paris?",
-    "Repeat: a fox, a fox, a fox, a fox",
-    "¿Qué es la luna?",
-    "List the days of the week",
-)
 SHOWN = """() => ({
   lines: document.querySelector('.sd-chart').data.map(({ name, x, y }) =>
     [name, x.at(-1) - x[0], y.at(-1) - y[0]]),
@@ -475,48 +507,51 @@ SHOWN = """() => ({
   bars: [...document.querySelectorAll('.sd-bar')].map(node => node.getBoundingClientRect().width),
   dots: document.querySelectorAll('.sd-dot:not(.sd-hollow)').length,
 })"""
+RACES = [
+    [],
+    [(1.0, 1.5)],
+    [(1.0, 1.5), (1.0, 1.6), (1.1, 1.9)],
+    [(1.0, 0.8), (1.1, 0.9)],
+    [(1.0, 0.8), (1.0, 1.3)],
+    [(1.0, 1.004), (1.0, 1.2), (1.0, 1.3)],
+    [(1.0, 1.01)],
+    [(1.0, 0.98)],
+]
+"""Seconds of decoding, speculative and autoregressive, of the repeats of a race."""
 
 
-def test_ten_questions_asked_twice_the_headline_says_what_the_chart_shows(browser, embedded_pair):
-    with started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_RACE_SECONDS="0.2") as server:
-        tab = Visit(browser, server.url + "/", "max_new_tokens=16")
-        for question in QUESTIONS * 2:
-            tab.ask(question)
-            tab.finished()
-            tab.page.wait_for_function(
-                "document.querySelector('.sd-plot').dataset.run === window.specdemo.race.run"
-            )
-            shown = SimpleNamespace(**tab.page.evaluate(SHOWN))
-            told = f"{question}: {shown}"
-            seconds = {name: spent for name, spent, _ in shown.lines}
-            spent = [seconds["speculative"], seconds["autoregressive"]]
-            paces = [tokens / spent for _, spent, tokens in shown.lines]
-            races = [fast / slow for slow, fast in zip(paces[::2], paces[1::2], strict=True)]
-            assert shown.clocks == [f"{one:.2f} s" for one in spent], told
-            assert " instead of ".join(shown.clocks) in shown.sentence, told
-            assert shown.bars[1] / shown.bars[0] == pytest.approx(spent[1] / spent[0], rel=0.03)
-            if shown.gap:
-                assert ("saved" in shown.gap) == (spent[1] > spent[0]), told
-            if shown.headline == "Not counted":
-                assert not shown.dots and shown.tone == "unclear", told
-                continue
-            assert shown.dots == len(races), told
-            loops = "repeats itself" in shown.notes
-            least, most = round(min(races), 2), round(max(races), 2)
-            alike = len(races) == 1 and abs(races[0] - 1) <= NOTICEABLE
-            if least > 1 and not alike:
-                assert shown.headline == f"{races[-1]:.2f} times faster", told
-                assert shown.tone == ("neutral" if loops else "faster"), told
-            elif most < 1 and not alike:
-                assert shown.headline == f"{1 / races[-1]:.2f} times slower", told
-                assert shown.tone == "slower", told
-            else:
-                assert (shown.headline, shown.tone) == ("No clear difference", "unclear"), told
-        tab.close()
+@pytest.mark.parametrize(("repeats", "loops"), [(races, False) for races in RACES] + [([], True)])
+def test_the_headline_says_what_the_chart_shows(tab, session, monkeypatch, repeats, loops):
+    monkeypatch.setattr(session, "repeats", repeats)
+    monkeypatch.setattr("specdemo.ui.wording.repeats_itself", lambda tokens: loops)
+    tab.ask("What is a rainbow made of?")
+    tab.finished()
+    tab.page.wait_for_function(DRAWN)
+    shown = SimpleNamespace(**tab.page.evaluate(SHOWN))
+    seconds = {name: spent for name, spent, _ in shown.lines}
+    spent = [seconds["speculative"], seconds["autoregressive"]]
+    paces = [tokens / spent for _, spent, tokens in shown.lines]
+    races = [fast / slow for slow, fast in zip(paces[::2], paces[1::2], strict=True)]
+    assert shown.clocks == [f"{second:.2f} s" for second in spent]
+    assert " instead of ".join(shown.clocks) in shown.sentence
+    assert shown.bars[1] / shown.bars[0] == pytest.approx(spent[1] / spent[0], rel=0.03)
+    if shown.gap:
+        assert ("saved" in shown.gap) == (spent[1] > spent[0])
+    assert shown.dots == len(races) == max(1, len(repeats))
+    assert ("repeats itself" in shown.notes) == loops
+    least, most = round(min(races), 2), round(max(races), 2)
+    alike = len(races) == 1 and abs(races[0] - 1) <= NOTICEABLE
+    if least > 1 and not alike:
+        assert shown.headline == f"{races[-1]:.2f} times faster"
+        assert shown.tone == ("neutral" if loops else "faster")
+    elif most < 1 and not alike:
+        assert (shown.headline, shown.tone) == (f"{1 / races[-1]:.2f} times slower", "slower")
+    else:
+        assert (shown.headline, shown.tone) == ("No clear difference", "unclear")
 
 
-def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(visit):
-    tab = visit("max_new_tokens=12")
+def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(open_tab, url):
+    tab = open_tab(url)
     press, focus = tab.page.keyboard.press, "document.activeElement"
 
     def tab_to(selector: str) -> None:
@@ -535,8 +570,8 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(vis
     press("Enter")
     tab.finished()
     tab_to(".sd-back")
-    for _ in range(3):  # the last rounds may have one token each
-        press("Enter")
+    press("Enter")
+    press("Enter")
     expect(tab.page.locator(".sd-later").first).to_be_attached()
     tab_to(".sd-text-spec")
     press("ArrowRight")
@@ -546,13 +581,228 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(vis
     expect(tab.page.locator(".sd-who")).to_be_visible()
 
 
-def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(url):
-    from gradio_client import Client
-    from gradio_client.exceptions import AppError
+# A made-up run
 
-    client = Client(url, verbose=False)
-    parts = list(client.submit("Explain why the sky is blue", 60, api_name="/generate"))
-    assert len(parts) > 1 and parts[-1]["done"] and parts[-1]["tokens"] == 60
-    assert "".join(part["delta"] for part in parts) == parts[-1]["text"]
-    with pytest.raises(AppError, match="max_new_tokens is 0; it must be"):
-        client.predict("Hello", 0, api_name="/generate")
+
+WORDS = "One two three four five six seven 8".split()
+MILLISECONDS = 80, 88, 96, 112, 120, 136, 144, 160
+"""Of a forward of 1, 2, ... tokens."""
+
+
+def id_of(text: str) -> int:
+    return WORDS.index(text.strip()) if text.strip() in WORDS else 90
+
+
+def drafted(**accepted: bool | None):
+    """Draft tokens by text: accepted, rejected, or None for one that was not examined."""
+    return tuple(
+        DraftToken(
+            id_of(text), 0.5, None if right is None else 0.5, bool(right), "head", f" {text}"
+        )
+        for text, right in accepted.items()
+    )
+
+
+def made_up():
+    """A run with every kind of token; rounds take 0.1 s, baseline tokens 0.09 s."""
+    rounds = [
+        ((), ("first", "One")),
+        (drafted(two=True, three=True), ("bonus", " four")),
+        (drafted(five=True, sax=False, sven=None), ("correction", " six")),
+        ((), ("plain", " seven")),
+        (drafted(eight=False), ("correction", " 8")),
+    ]
+    made = tuple(
+        Round(draft, EmittedToken(id_of(text), kind, 0.5, text), 0.001, 0.09, 0.1 * at + 0.1)
+        for at, (draft, (kind, text)) in enumerate(rounds)
+    )
+    tokens = [BaselineToken(at, 0.09 * at + 0.1, f" {word}") for at, word in enumerate(WORDS)]
+    *_, trace = FakeSession().race("Count", Settings())
+    return dataclasses.replace(
+        trace,
+        rounds=made,
+        baseline=Baseline(tuple(tokens), 0.01, 0.2),
+        identical=True,
+        costs=ForwardCosts(tuple(ms / 1000 for ms in MILLISECONDS), 0.001),
+    )
+
+
+@pytest.fixture
+def page(tab):
+    """The shared tab, with the made-up run on it."""
+    open_run(tab.page, to_json(made_up()))
+    return tab.page
+
+
+def open_run(page, run: str) -> None:
+    page.evaluate("async text => window.specdemo.receive(await window.specdemo.openRun(text))", run)
+
+
+def drawn(page) -> str:
+    """The visible words of the answer, each with its look."""
+    return page.evaluate("""[...document.querySelector('.sd-text-spec').children]
+      .filter(node => !node.classList.contains('sd-later'))
+      .map(node => node.textContent.trim() + ':' + node.className.match(
+        /sd-(guess|struck|right|wrong|own)/)[1]).join(' ')""")
+
+
+SOLID = "One:own two:right three:right four:own"
+MORE = f"{SOLID} five:right six:wrong seven:own"
+STEPS = [
+    ("One:own", "The target model read the question and gave the first token."),
+    ("One:own two:guess three:guess", "The draft guesses 2 tokens ahead"),
+    (SOLID, "guessed 2 tokens, all were right, and the check gave one more: 3 tokens for one step"),
+    (f"{SOLID} five:guess sax:guess sven:guess", "The draft guesses 3 tokens ahead"),
+    (
+        f"{SOLID} five:right sax:struck six:wrong",
+        "The draft guessed 3 tokens, 1 was right: 2 tokens for one step of the target. "
+        "It put “six” for “sax”.",
+    ),
+    (MORE, "The draft guessed nothing, which would not have paid: 1 token for one step"),
+    (f"{MORE} eight:guess", "The draft guesses 1 token ahead"),
+    (f"{MORE} eight:struck 8:wrong", "The draft guessed 1 token, none was right: 1 token"),
+    (
+        f"{MORE} 8:wrong",
+        "8 tokens in 4 steps of the target in 0.40 s; without a draft 7",
+    ),
+]
+
+
+def test_each_step_draws_guesses_in_grey_and_then_the_verdict_on_them(page):
+    page.evaluate("document.activeElement.blur()")
+    assert drawn(page) == STEPS[-1][0]
+    caption = page.locator(".sd-caption")
+    for looks, words in STEPS:
+        page.keyboard.press("ArrowRight")
+        assert drawn(page) == looks
+        expect(caption).to_contain_text(words)
+    for looks, _ in STEPS[-2::-1]:
+        page.keyboard.press("ArrowLeft")
+        assert drawn(page) == looks
+    page.keyboard.press(" ")
+    assert drawn(page) == STEPS[1][0]
+    page.locator("#sd-question textarea").press("ArrowRight")
+    assert drawn(page) == STEPS[1][0], "a key that somebody types with moved the race"
+
+
+def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser, url):
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(url)
+    page.wait_for_function("window.specdemo?.race?.trace")
+    open_run(page, to_json(made_up()))
+    page.clock.pause_at("2100-01-01")
+    shown = "window.specdemo.race.motion.view"
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press(" ")
+    page.clock.run_for(14_800)
+    assert page.evaluate("window.specdemo.race.motion.playing")
+    page.clock.run_for(400)
+    assert not page.evaluate("window.specdemo.race.motion.playing")
+    for speed, seconds in {"1/4": 0.25, "1/16": 0.0625, "1": 1.0}.items():
+        page.evaluate("window.specdemo.race.motion.jump(Infinity)")
+        page.get_by_role("button", name=speed, exact=True).click()
+        page.clock.run_for(400)
+        page.keyboard.press(" ")
+        assert page.evaluate(shown) == pytest.approx(0.4 * seconds, abs=0.031 * seconds)
+        clocks = page.locator(".sd-clock").all_inner_texts()
+        assert clocks == [f"{min(0.4, page.evaluate(shown)):.2f} s"] * 2
+        query = page.evaluate("window.specdemo.link()").split("?")[1]
+        assert urlencode({"speed": speed}) in query
+    assert page.evaluate("new URL(location).searchParams.get('speed')") == "1"
+    page.close()
+
+
+def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
+    expect(page.locator(".sd-cost-sentence")).to_be_hidden()
+    page.get_by_text("For engineers").click()
+    expect(page.locator(".sd-cost-sentence")).to_have_text(
+        "Checking 3 tokens takes 1.1 times as long as making one."
+    )
+    expect(page.locator(".sd-cost-chart .points path")).to_have_count(4 + 1)
+    slider, told = page.locator(".sd-rate-slider"), page.locator(".sd-rate-told")
+    slider.fill("0")
+    expect(told).to_have_text("At 0 % it would be 1.06 times slower.")
+    slider.fill("100")
+    expect(told).to_contain_text("times faster")
+    page.get_by_label("Price of a processor core").fill("3.6")
+    saved = page.locator(".sd-saved")
+    # 0.1 s for 7 tokens, at 3.6 an hour: a thousandth for a second.
+    expect(saved).to_contain_text("14.29")
+    expect(saved).not_to_contain_text("Energy")  # nothing measures it
+    # A run of an earlier version has no costs.
+    old = json.loads(to_json(made_up()))
+    del old["costs"]
+    open_run(page, json.dumps(old))
+    expect(saved).to_be_visible()
+    expect(page.locator(".sd-curve")).to_be_hidden()
+    expect(page.locator(".sd-headline")).to_be_visible()
+    page.get_by_text("For engineers").click()
+
+
+def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(page):
+    picture = page.locator(".sd-header .sd-step")
+    assert [one.split() for one in picture.all_inner_texts()] == [
+        "1 Guess The draft guesses ahead five sax sven".split(),
+        "2 Check The model checks in one step five ✓ sax ✗ sven".split(),
+        "3 Keep The model adds one of its own five six".split(),
+    ]
+    page.get_by_role("tab", name="How it works").click()
+    text = page.locator(".sd-station-text")
+    expect(text).to_contain_text("Checking 3 tokens takes 1.1")
+    for said in ("In round 3 of this run", "90 ms", "It put “six” for “sax”.", "A round gave 1.75"):
+        page.get_by_role("button", name="Next").click()
+        expect(text).to_contain_text(said)
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.get_by_role("button", name="Watch this round").click()
+    expect(page.locator(".sd-text-spec")).to_be_visible()
+    assert drawn(page) == STEPS[3][0]
+    page.get_by_role("tab", name="How it works").click()
+    page.get_by_role("button", name="Ask a question that gains little").click()
+    expect(page.locator(".sd-status")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
+
+
+# Saved runs from strangers
+
+NUMBERS = 0, -1, 1, 7, 1e-9, 1e-5, 0.999, 1e6, 1e9, 1e308, 2**31 - 1, 2**53, True, None
+TEXTS = "", "__proto__", "constructor", "toString", "<b>", "x" * 900, "\u202e\u0000", "🦊" * 200
+SHAPES = [], {}, [0.01] * 256, [1e-9] * 3, [3600.0] * 16, [ROUND] * 3, [PLAIN] * 900
+
+
+def altered(chance: random.Random) -> str:
+    """The saved run with one or two values replaced by extreme ones."""
+    run = json.loads(SAVED)
+    for _ in range(chance.randint(1, 2)):
+        node = run
+        while True:
+            key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if not (isinstance(node[key], dict | list) and node[key] and chance.random() < 0.85):
+                break
+            node = node[key]
+        node[key] = chance.choice(chance.choice([NUMBERS, NUMBERS, TEXTS, SHAPES]))
+    return json.dumps(run)
+
+
+DRAW = """envelopes => envelopes.map((envelope) => {
+  const since = performance.now(), { race } = window.specdemo;
+  race.receive(JSON.parse(envelope));
+  race.motion.step(1);
+  race.motion.step(1);
+  race.motion.jump(Infinity);
+  document.body.offsetHeight;
+  return performance.now() - since;
+})"""
+
+
+def test_whatever_is_accepted_is_drawn_soon_and_harms_no_script(tab):
+    """A thousand saved runs, each checked by the server's code and shown by the scripts."""
+    chance, envelopes = random.Random(50), []
+    for run in (SAVED, largest_run(), *(altered(chance) for _ in range(1000))):
+        with contextlib.suppress(BadInput):
+            envelopes.append(events.opened(run))
+    assert len(envelopes) > 100, "most of the alterations are refused"
+    seconds = tab.page.evaluate(DRAW, envelopes)
+    assert max(seconds) < 5000
+    assert tab.page.evaluate("Object.keys(Object.prototype).length") == 0
+    assert tab.page.evaluate("'accepted' in {} || 'examined' in {}") is False
+    assert tab.page.evaluate("document.querySelectorAll('*').length") < 5000

@@ -45,7 +45,7 @@ PLAIN = {**ROUND, "emitted": {"id": 1, "kind": "plain"}, "shown_at": 0.5}
 IMPOSSIBLE = {
     "90,000 repeats": (["repeats"], [{"seconds": 1.0, "baseline_seconds": 1.5}] * 90_000),
     "more rounds than tokens": (["rounds"], [PLAIN] * 5000),
-    "more tokens than an answer": (["rounds"], [{**PLAIN, "drafted": [DRAFT] * 60}] * 4000),
+    "more tokens than an answer": (["rounds"], [{**PLAIN, "drafted": [DRAFT] * 60}] * 60),
     "a long draft": (["rounds", 1, "drafted"], [DRAFT] * 65),
     "a long token": (["rounds", 0, "emitted", "text"], "x" * 1001),
     "logprobs of more tokens": (["rounds", 0, "logprobs"], [{"token": -1.0}] * 2),
@@ -132,65 +132,3 @@ def test_opened_runs_count_against_the_limits_of_who_opens_them(url):
         refused = open_run("{}", "a-third-tab")
         assert refused.json()["phase"] == "error" and "is missing" in refused.json()["note"]
         assert client.post(f"{url}open", json={"run": SAVED}).status_code == 400
-
-
-# In a browser
-
-NUMBERS = 0, -1, 1, 7, 1e-9, 1e-5, 0.999, 1e6, 1e9, 1e308, 2**31 - 1, 2**53, True, None
-TEXTS = "", "__proto__", "constructor", "toString", "<b>", "x" * 900, "\u202e\u0000", "🦊" * 200
-SHAPES = [], {}, [0.01] * 256, [1e-9] * 3, [3600.0] * 16, [ROUND] * 3, [PLAIN] * 900
-
-
-def altered(chance: random.Random) -> str:
-    """The saved run with one or two values replaced by extreme ones."""
-    run = json.loads(SAVED)
-    for _ in range(chance.randint(1, 2)):
-        node = run
-        while True:
-            key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
-            if not (isinstance(node[key], dict | list) and node[key] and chance.random() < 0.85):
-                break
-            node = node[key]
-        node[key] = chance.choice(chance.choice([NUMBERS, NUMBERS, TEXTS, SHAPES]))
-    return json.dumps(run)
-
-
-def test_whatever_is_accepted_is_drawn_soon_and_harms_no_script(url, chromium):
-    """Two thousand saved runs, each checked by the server's code and shown by the scripts."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    chance, accepted, wrong = random.Random(50), 0, []
-    runs = [SAVED, largest_run(), *(altered(chance) for _ in range(2000))]
-    with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(60_000)
-        page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(url + "?speed=steps")
-        page.wait_for_function("window.specdemo?.race?.trace")
-        for run in runs:
-            try:
-                envelope = events.opened(run)
-            except BadInput:
-                continue
-            accepted += 1
-            slowest = page.evaluate(
-                """envelope => {
-                  const since = performance.now(), { race } = window.specdemo;
-                  race.receive(JSON.parse(envelope));
-                  race.motion.step(1);
-                  race.motion.step(1);
-                  race.motion.jump(Infinity);
-                  document.body.offsetHeight;
-                  return performance.now() - since;
-                }""",
-                envelope,
-            )
-            assert slowest < 5000, run[:300]
-            assert wrong == [], run[:300]
-        assert page.evaluate("Object.keys(Object.prototype).length") == 0
-        assert page.evaluate("'accepted' in {} || 'examined' in {}") is False
-        assert page.evaluate("document.querySelectorAll('*').length") < 5000
-        browser.close()
-    assert accepted > 100, "most of the alterations are refused"
-    print(f"{accepted} of {len(runs)} runs were accepted")

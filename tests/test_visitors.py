@@ -3,7 +3,7 @@ and the endpoints under load. A FakeSession answers."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from fakes import FakeSession, page_server, until
+from fakes import FakeSession, page_application, page_server, until
 
 from specdemo.bench.load_test import ask, level
 from specdemo.engine.scheduler import Waiting
@@ -22,7 +22,7 @@ from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.serving.metrics import Metrics
-from specdemo.ui import events, offers
+from specdemo.ui import events, offers, web_app
 from specdemo.ui.service import Gate, LimitedSession, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence
 
@@ -147,16 +147,6 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
     assert b'outcome="timeout"} 1.0' in metrics.text()
 
 
-def test_forty_addresses_of_one_ipv6_network_share_its_limit():
-    gate = Gate(Metrics())
-    refused = pytest.raises(Busy, match="24 questions from your network")
-    with refused, contextlib.ExitStack() as asking:
-        for number in range(40):
-            client = SimpleNamespace(host=f"2001:db8::{number:x}")
-            request = SimpleNamespace(session_hash=str(number), client=client)
-            asking.enter_context(gate.request(visitor_of(request, request.session_hash)))
-
-
 # What a visitor reads
 
 
@@ -232,6 +222,35 @@ def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, 
     assert "secret" not in text + json.dumps(health) + "".join(logged)
 
 
+# What the page changes of Gradio
+
+
+def test_an_idle_page_looks_for_events_two_hundred_times_a_second_at_most(service, monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        queue.stopped = True
+
+    app, _ = page_application(service)
+    queue = app.routes[-1].app.get_blocks()._queue
+    monkeypatch.setattr("gradio.queueing.asyncio.sleep", sleep)
+    asyncio.run(queue.start_processing())
+    assert slept == [0.005]
+
+
+def test_a_flood_of_browser_sessions_keeps_those_with_events(service):
+    app, _ = page_application(service)
+    queue = app.routes[-1].app.get_blocks()._queue
+    messages = queue.pending_messages_per_session
+    messages["running"] = object()
+    queue.event_ids_to_events["event"] = type("Event", (), {"session_hash": "running"})
+    for number in range(2 * web_app.MAX_SESSIONS):
+        messages[str(number)] = object()
+    assert len(messages) == web_app.MAX_SESSIONS
+    assert "running" in messages and "0" not in messages
+
+
 # Over HTTP
 
 
@@ -273,23 +292,6 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
             assert any("2 questions from you are at work" in line for line in stream.iter_lines())
 
 
-def test_thousands_of_made_up_sessions_end_nobodys_answer(served):
-    """Gradio alone forgets the oldest of 2000 sessions, whatever it waits for."""
-    url, session, service = served
-    session.held.set()
-    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(list, ask(client, url, "one two", 20))
-        until(lambda: session.active)
-        functions = client.get(f"{url}/config").json()["dependencies"]
-        body = {"data": []}
-        body["fn_index"] = next(one["id"] for one in functions if one["api_name"] == "_loading")
-        for number in range(2100):
-            body["session_hash"] = f"made-up-{number}"
-            assert client.post(f"{url}/gradio_api/queue/join", json=body).status_code == 200
-        session.held.clear()
-        assert answer.result()[-1]["text"].split() == ["one", "two"]
-
-
 def streamed(url: str, path: str, tab: str, **values):
     """The messages of a run of the page's scripts; `values` are the inputs that differ."""
     given = {**offers.Offer(EMBEDDED, shared=True).defaults, "question": "one two three", **values}
@@ -314,14 +316,6 @@ def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(serv
     *_, last = seen
     assert last["phase"] == "stopped" and 0 < len(last["trace"]["rounds"]) < 400
     assert session.active == service.gate.visitors == 0
-
-
-def test_a_tab_that_is_closed_frees_its_race(served, monkeypatch):
-    url, session, service = served
-    monkeypatch.setattr(session, "delay", 0.05)
-    with closing(streamed(url, "race", "tab-1", question="word " * 400)) as seen:
-        until(lambda: next(seen).get("rounds"))
-    until(lambda: session.active == service.gate.visitors == 0)
 
 
 def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served, monkeypatch):
@@ -363,12 +357,18 @@ def test_a_run_that_cannot_be_ends_with_one_sentence(served, path):
     assert "This server is shared" in last["note"]
 
 
-def test_a_lost_connection_frees_the_request(served, monkeypatch):
+@pytest.mark.parametrize("kind", ["a tab", "a program"])
+def test_a_lost_connection_frees_its_request(served, monkeypatch, kind):
     url, session, service = served
     monkeypatch.setattr(session, "delay", 0.05)
-    made = session.rounds_made
-    with httpx.Client() as client, closing(ask(client, url, "word " * 400, 400)) as pieces:
-        next(pieces)
+    made, words = session.rounds_made, "word " * 400
+    with httpx.Client() as client:
+        if kind == "a tab":
+            messages = streamed(url, "race", "tab-1", question=words)
+        else:
+            messages = ask(client, url, words, 400)
+        with closing(messages) as events:
+            until(lambda: next(events) and session.rounds_made > made)
     until(lambda: session.active == service.gate.visitors == 0)
     assert session.rounds_made - made < 400
 

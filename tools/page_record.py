@@ -3,10 +3,9 @@
 `python tools/page_record.py [--pair PAIR] [--model M --assistant-model A] [NAME=QUESTION ...]`
 records races that the page plays before a question as specdemo/ui/static/recorded/NAME.json: the
 median of several, as they were measured. M and A are files of the pair that are here already; the
-records have the pair's names for them. A NAME that ends in json asks for JSON. `--predictions`
-compares predicted and measured speed-up on ten prompts of the benchmark, and keeps the runs for the
-tests, without texts: tests/data/predicted_runs.json. `--benchmark` records what the benchmark tab
-shows before one is run, with the commit: specdemo/ui/static/benchmark.json.
+records have the pair's names for them. A NAME that ends in json asks for JSON. `--benchmark`
+records what the benchmark tab shows before one is run, with the commit:
+specdemo/ui/static/benchmark.json.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from specdemo.bench.costs import measured_speed, predicted_speed
-from specdemo.bench.prompts import read_prompts, spread
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import chosen_pair, find_pair
@@ -38,7 +35,6 @@ WARM_UP = "Name three colours of the rainbow"
 QUESTION = "1-embedded=What is the water cycle?"
 REPEAT_SECONDS = 20.0  # of races of one question
 DIGITS = 6  # of seconds and probabilities
-PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
 
 def record(options: argparse.Namespace) -> None:
@@ -77,52 +73,13 @@ def write(trace: Trace, path: Path) -> None:
     print(f"identical: {trace.identical}, {result}")
 
 
-def without_texts(trace: Trace) -> dict:
-    """A run as its times in milliseconds and, for each round after the first, the sources of the
-    draft tokens and how many were accepted."""
-    baseline = trace.baseline.tokens
-
-    def ms(seconds: float) -> float:
-        return round(1000 * seconds, 3)
-
-    return {
-        "question": trace.instruction,
-        "target": [ms(seconds) for seconds in trace.costs.target],
-        "outside": ms(trace.outside_seconds),
-        "baseline": [len(baseline) - 1, ms(baseline[-1].shown_at - baseline[0].shown_at)],
-        "rounds": [
-            [
-                [token.source for token in one.drafted],
-                one.accepted,
-                one.emitted.kind if one.emitted else None,
-                *map(ms, (one.draft_seconds, one.verify_seconds, one.shown_at - first.shown_at)),
-            ]
-            for first in trace.rounds[:1]
-            for one in trace.decoding_rounds
-        ],
-    }
-
-
-def predictions() -> None:
-    with closing(Session(load_pair(find_pair("embedded")))) as session:
-        list(session.race(WARM_UP, Settings()))
-        kept = []
-        for prompt in spread(read_prompts(), 10):
-            *_, trace = session.race(prompt.instruction, Settings())
-            predicted, measured = predicted_speed(trace).speedup, measured_speed(trace).speedup
-            print(f"{predicted:.2f} predicted, {measured:.2f} measured: {prompt.id}")
-            kept.append(json.dumps(without_texts(trace), separators=(",", ":")))
-    PREDICTED.parent.mkdir(exist_ok=True)
-    PREDICTED.write_text("[\n" + ",\n".join(kept) + "\n]\n", encoding="utf-8")
-
-
 def record_benchmark() -> None:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with closing(Session(load_pair(find_pair("embedded")))) as session:
         *_, last = map(json.loads, benchmark.measure(session, Settings(), Event()))
-    kept = last["report"] | {"commit": commit.strip()}
-    benchmark.RECORDED.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    report = last["report"] | {"commit": commit.strip()}
+    benchmark.RECORDED.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(last["sentence"])
 
 
@@ -132,12 +89,9 @@ def main() -> None:
     parser.add_argument("--pair", default="embedded")
     parser.add_argument("--model", default="")
     parser.add_argument("--assistant-model", default="")
-    parser.add_argument("--predictions", action="store_true")
     parser.add_argument("--benchmark", action="store_true")
     options = parser.parse_args()
-    if options.predictions:
-        predictions()
-    elif options.benchmark:
+    if options.benchmark:
         record_benchmark()
     else:
         record(options)

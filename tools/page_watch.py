@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 from statistics import median
+from typing import Any
 
 import httpx
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from specdemo.bench.load_test import started
 
@@ -21,23 +22,33 @@ SETTLED = "before => { const { run, root } = window.specdemo.race; return run !=
 SETTLED += "root.dataset.settled === run; }"
 
 
-def ask_without_page(url: str) -> float:
-    """Seconds of decoding of both runs, asked for by a program that reads the stream."""
+def ask_without_page(url: str) -> dict[str, Any]:
+    """The trace of a race that a program asks for, which reads the stream."""
     body = {"visitor": "program", "values": {"question": QUESTION, "pair": "embedded"}}
     with httpx.stream("POST", f"{url}/race", json=body, timeout=60) as response:
         *_, last = (json.loads(line[6:]) for line in response.iter_lines() if line)
-    return decoding_seconds(last["trace"])
+    return last["trace"]
 
 
-def ask_on_page(page: Page) -> float:
+def ask_on_page(page: Page) -> dict[str, Any]:
     before = page.evaluate("window.specdemo.race.run")
     page.fill("#sd-question textarea", QUESTION)
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_function(SETTLED, arg=before)
-    return decoding_seconds(page.evaluate("window.specdemo.race.trace"))
+    return page.evaluate("window.specdemo.race.trace")
 
 
-def decoding_seconds(trace: dict) -> float:
+def race(url: str, browser: Browser, way: str) -> float:
+    """Seconds of decoding of both runs."""
+    if way == "without":
+        trace = ask_without_page(url)
+    else:
+        page = browser.new_page()
+        page.goto(f"{url}/?speed=steps")
+        page.wait_for_function("document.querySelector('.sd-plot')?.dataset.run")
+        page.wait_for_timeout(2000)
+        trace = ask_without_page(url) if way == "open" else ask_on_page(page)
+        page.close()
     summary = trace["summary"]
     return summary["decode_seconds"] + summary["baseline_decode_seconds"]
 
@@ -49,19 +60,14 @@ def main() -> None:
         browser = run.chromium.launch(executable_path=shutil.which("chromium"))
         for _ in range(3):
             ask_without_page(server.url)  # compiles and measures what is missing
+        ways = list(seconds)
         for _ in range(TURNS):
-            seconds["without"].append(ask_without_page(server.url))
-            page = browser.new_page()
-            page.goto(f"{server.url}/?speed=steps")
-            page.wait_for_function("document.querySelector('.sd-plot')?.dataset.run")
-            page.wait_for_timeout(2000)
-            seconds["open"].append(ask_without_page(server.url))
-            seconds["watched"].append(ask_on_page(page))
-            page.close()
-    least = median(seconds["without"])
-    for name, taken in seconds.items():
-        ratios = f"{median(taken) / least - 1:+.1%}"
-        print(f"{name}: {median(taken):.3f} s ({min(taken):.3f} to {max(taken):.3f}), {ratios}")
+            for way in ways:
+                seconds[way].append(race(server.url, browser, way))
+            ways.reverse()
+    for way, times in seconds.items():
+        ratios = [time / least for time, least in zip(times, seconds["without"], strict=True)]
+        print(f"{way}: {median(times):.3f} s, {median(ratios) - 1:+.1%} of the same turn without")
 
 
 if __name__ == "__main__":
