@@ -7,6 +7,7 @@ learns what follows a less likely token. All data is kept in files of GROUP conv
 interrupted run continues, and ends with the same data.
 """
 
+import functools
 import json
 import os
 import random
@@ -35,8 +36,9 @@ _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encodin
 _FORMS = jinja2.Environment(
     variable_start_string="{", variable_end_string="}", undefined=jinja2.StrictUndefined
 )
+_form = functools.cache(_FORMS.from_string)
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
-GIVEN, ASKED = "text", "asked"  # kinds: a user's own conversations, and own instructions
+ANSWERED, UNANSWERED = "text", "asked"  # kinds: a user's conversations, and instructions
 OWN, OWN_TOKENS, OWN_TEMPERATURE = "own", 64, 0.85  # instructions that the target writes
 CALIBRATION_TOKENS = 4800  # along which weights are rounded
 GROUP = 256  # conversations in a file
@@ -84,9 +86,9 @@ def instruction(number: int, answers: Sequence[str], own: str = "") -> tuple[str
             drawn = rng.sample(" ".join(source.split()).split(", "), len(names.split()))
             values |= zip(names.split(), drawn, strict=True)
     for name, forms in _DATA["parts"].items():
-        values[name] = _FORMS.from_string(rng.choice(forms)).render(values)
+        values[name] = _form(rng.choice(forms)).render(values)
     form = rng.choices(_DATA["forms"][kind], _DATA["weights"].get(kind))[0]
-    return kind, _FORMS.from_string(form).render(values)
+    return kind, _form(form).render(values)
 
 
 def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]:
@@ -99,7 +101,7 @@ def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]
     return {"passage": passage, "phrase": " ".join(words[at : at + rng.randint(2, 4)])}
 
 
-def given(
+def read_conversations(
     path: Path, folder: Path, loaded: LoadedPair
 ) -> tuple[dict[Path, list[Conversation]], list[str]]:
     """The conversations of a user's own file, marked as greedy, by the file in `folder` that keeps
@@ -108,17 +110,17 @@ def given(
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-            asked, answered = str(row["u"]), str(row.get("a", ""))
+            question, text = str(row["u"]), str(row.get("a", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(
                 f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
                 "answer may be missing)."
             ) from error
-        answer = tuple(loaded.tokenizer.encode(answered, special=False)[:LONGEST])
+        answer = tuple(loaded.tokenizer.encode(text, special=False)[:LONGEST])
         if answer:
-            conversations.append(Conversation(GIVEN, True, asked, answered, answer))
+            conversations.append(Conversation(ANSWERED, True, question, text, answer))
         else:
-            unanswered.append(asked)
+            unanswered.append(question)
     starts = range(0, len(conversations), GROUP)
     groups = {folder / f"{at:07d}.npy": conversations[at : at + GROUP] for at in starts}
     return groups, unanswered
@@ -126,15 +128,12 @@ def given(
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """An answer that the target writes to `prompt`, with a row of `Rows.states` for each token. It
-    needs `blocks` of the cache at most."""
+    """An answer that the target writes to `prompt`, with a row of `Rows.states` for each token."""
 
     kind: str
     instruction: str
     prompt: list[int]
     sampling: Sampling
-    sequence: cache.Sequence
-    blocks: int
     tokens: list[int] = field(default_factory=list)
     states: list[np.ndarray] = field(default_factory=list)
 
@@ -166,64 +165,61 @@ def written(
         )
         for path in sorted(folder.glob("*.jsonl"))
     }
-    known = [one for group in groups.values() for one in group]
-    count = sum(len(one.answer) for one in known)
+    known = [conversation for group in groups.values() for conversation in group]
+    count = sum(len(conversation.answer) for conversation in known)
     if count >= settings.tokens:
         return groups
-    model, longest = _opened(loaded), settings.answer_tokens
-    model.resize_cache(CACHE_BYTES // model.block_bytes)
+    model, longest = _writing(loaded), settings.answer_tokens
     room = min(loaded.context_limit, model.pool.limit * model.block_size) - longest
 
-    def asked(number: int, passages: Sequence[str], own: str) -> _Answer:
-        given = number < len(unanswered)
-        kind, text = (ASKED, unanswered[number]) if given else instruction(number, passages, own)
+    def begin(number: int, passages: Sequence[str], own: str) -> _Answer:
+        kind, text = instruction(number, passages, own)
+        if number < len(unanswered):
+            kind, text = UNANSWERED, unanswered[number]
         prompt = loaded.template.render(text, loaded.tokenizer)
         if len(prompt) > room:
             kind, text = instruction(number, ())
             prompt = loaded.template.render(text, loaded.tokenizer)
         temperature = 0.0 if number % 2 else random.Random(number).uniform(*TEMPERATURES)
-        how = Sampling(temperature, seed=number)
-        blocks = -(-(len(prompt) + longest) // model.block_size)
-        return _Answer(kind, text, prompt, how, model.new_sequence(), blocks)
+        return _Answer(kind, text, prompt, Sampling(temperature, seed=number))
 
     with tqdm(total=settings.tokens, initial=count, desc="Writing text", unit=" tokens") as bar:
         while count < settings.tokens:
-            passages = [one.text for one in known if len(one.answer) >= LEAST_PASSAGE]
+            passages = [old.text for old in known if len(old.answer) >= LEAST_PASSAGE]
             numbers = range(len(known), len(known) + GROUP)
             own = _own_instructions(loaded, model, numbers[max(len(unanswered) - len(known), 0) :])
-            answers = [asked(number, passages, own.get(number, "")) for number in numbers]
-            for one in _complete(answers, model, longest, loaded.stop_ids):
-                bar.update(len(one.tokens))
+            answers = [begin(number, passages, own.get(number, "")) for number in numbers]
+            for answer in _complete(answers, model, longest, loaded.stop_ids):
+                bar.update(len(answer.tokens))
             path = folder / f"{len(known):07d}.npy"
-            _save(path, np.concatenate([row for one in answers for row in one.states]))
-            groups[path] = [one.conversation(loaded.stop_ids, loaded.tokenizer) for one in answers]
-            content = "".join(json.dumps(asdict(one)) + "\n" for one in groups[path])
+            _save(path, np.concatenate([row for answer in answers for row in answer.states]))
+            group = [answer.conversation(loaded.stop_ids, loaded.tokenizer) for answer in answers]
+            content = "".join(json.dumps(asdict(conversation)) + "\n" for conversation in group)
             partial = folder / "partial"
             partial.write_text(content, encoding="utf-8")
             os.replace(partial, path.with_suffix(".jsonl"))
-            known += groups[path]
-            count += sum(len(one.answer) for one in groups[path])
+            groups[path] = group
+            known += group
+            count += sum(len(conversation.answer) for conversation in group)
     return groups
 
 
 def own_text(loaded: LoadedPair) -> list[list[int]]:
     """Texts that the target writes, as token ids: answers to instructions of several kinds and
     continuations of beginnings, about CALIBRATION_TOKENS in all. Raises ModelError."""
-    asked, openings = _DATA["calibration"].values()
-    asked = [*asked, *(instruction(number, ())[1] for number in range(len(asked)))]
-    prompts = [list(loaded.template.render(text, loaded.tokenizer)) for text in asked]
+    questions, openings = _DATA["calibration"].values()
+    questions = [*questions, *(instruction(number, ())[1] for number in range(len(questions)))]
+    prompts = [list(loaded.template.render(text, loaded.tokenizer)) for text in questions]
     prompts += [loaded.tokenizer.encode(text, special=False) for text in openings]
-    model, longest = _opened(loaded), CALIBRATION_TOKENS // len(prompts)
-    model.resize_cache(CACHE_BYTES // model.block_bytes)
-    answers = []
-    for number, prompt in enumerate(prompts):
-        blocks = -(-(len(prompt) + longest) // model.block_size)
-        how = Sampling(OWN_TEMPERATURE, seed=number)
-        answers.append(_Answer(OWN, "", prompt, how, model.new_sequence(), blocks))
+    answers = [
+        _Answer(OWN, "", prompt, Sampling(OWN_TEMPERATURE, seed=number))
+        for number, prompt in enumerate(prompts)
+    ]
+    model, longest = _writing(loaded), CALIBRATION_TOKENS // len(prompts)
     with tqdm(total=CALIBRATION_TOKENS, desc="Writing text", unit=" tokens") as bar:
-        for one in _complete(answers, model, longest, loaded.stop_ids):
-            bar.update(len(one.tokens))
-    return [one.prompt + one.tokens for one in answers]
+        for answer in _complete(answers, model, longest, loaded.stop_ids):
+            bar.update(len(answer.tokens))
+    return [answer.prompt + answer.tokens for answer in answers]
 
 
 def _own_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[int, str]:
@@ -232,18 +228,17 @@ def _own_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[
     an instruction, a line break stands there."""
     tokenizer = loaded.tokenizer
     before = list(loaded.template.prefix(tokenizer)) or tokenizer.encode("\n")
-    blocks = -(-(len(before) + OWN_TOKENS) // model.block_size)
-    written = {
-        number: _Answer(OWN, "", before, how, model.new_sequence(), blocks)
+    answers = {
+        number: _Answer(OWN, "", before, Sampling(OWN_TEMPERATURE, seed=number))
         for number in numbers
         if instruction(number, (), OWN)[0] == OWN
-        for how in [Sampling(OWN_TEMPERATURE, seed=number)]
     }
     ends = loaded.stop_ids | tokenizer.special_ids
-    for _ in _complete(list(written.values()), model, OWN_TOKENS, ends):
+    for _ in _complete(list(answers.values()), model, OWN_TOKENS, ends):
         pass
     return {
-        number: one.conversation(ends, tokenizer).text.strip() for number, one in written.items()
+        number: answer.conversation(ends, tokenizer).text.strip()
+        for number, answer in answers.items()
     }
 
 
@@ -252,24 +247,28 @@ def _complete(
 ) -> Iterator[_Answer]:
     """Each forward adds a token to all answers that are begun, and reads prompts of others. Yields
     the answers as they end: with a stop token, or with `longest` tokens."""
+
+    def blocks(answer: _Answer) -> int:
+        return -(-(len(answer.prompt) + longest) // model.block_size)
+
     waiting = list(answers)
-    begun: list[_Answer] = []
+    begun: dict[_Answer, cache.Sequence] = {}
     while waiting or begun:
-        runs = [Run(one.sequence, one.tokens[-1:], 1) for one in begun]
-        free, read = model.pool.limit - sum(one.blocks for one in begun), 0
-        while waiting and len(begun) < AT_ONCE and waiting[0].blocks <= free:
+        runs = [Run(sequence, answer.tokens[-1:], 1) for answer, sequence in begun.items()]
+        free, read = model.pool.limit - sum(map(blocks, begun)), 0
+        while waiting and len(begun) < AT_ONCE and blocks(waiting[0]) <= free:
             if 0 < read > TOGETHER - len(waiting[0].prompt):
                 break
-            begun.append(one := waiting.pop(0))
-            runs.append(Run(one.sequence, one.prompt, 1))
-            free, read = free - one.blocks, read + len(one.prompt)
-        for one, logits in zip(begun, model.forward(runs), strict=True):
-            one.grow(logits)
-        for one in begun.copy():
-            if one.tokens[-1] in stop_ids or len(one.tokens) == longest:
-                one.sequence.release()
-                begun.remove(one)
-                yield one
+            answer = waiting.pop(0)
+            begun[answer] = model.new_sequence()
+            runs.append(Run(begun[answer], answer.prompt, 1))
+            free, read = free - blocks(answer), read + len(answer.prompt)
+        for answer, logits in zip(begun, model.forward(runs), strict=True):
+            answer.grow(logits)
+        for answer in list(begun):
+            if answer.tokens[-1] in stop_ids or len(answer.tokens) == longest:
+                begun.pop(answer).release()
+                yield answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,22 +288,22 @@ def read_rows(loaded: LoadedPair, groups: Mapping[Path, Sequence[Conversation]])
     """The rows of all answers. Those whose file has no states yet are read. Raises ModelError."""
     model = None
     for path, group in tqdm(groups.items(), desc="Reading the target's states"):
-        count = sum(len(one.answer) for one in group)
+        count = sum(len(conversation.answer) for conversation in group)
         # With more text, the last group of an earlier run has more conversations.
         if not path.is_file() or len(np.load(path, mmap_mode="r")) != count:
             path.parent.mkdir(exist_ok=True)
             model = model or _opened(loaded)
             _save(path, _read(model, loaded, group))
-    conversations = [one for group in groups.values() for one in group]
-    prompts = [
-        tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in conversations
-    ]
-    answers = [one.answer for one in conversations]
-    lengths = [len(answer) for answer in answers]
+    answers, weights = [], []
+    for conversation in (conversation for group in groups.values() for conversation in group):
+        prompt = tuple(loaded.template.render(conversation.instruction, loaded.tokenizer))
+        answers.append(np.asarray(conversation.answer, np.int64))
+        weights.append(lookup_weights(prompt, conversation.answer))
+    lengths = list(map(len, answers))
     return Rows(
         np.concatenate([np.load(path, mmap_mode="r") for path in groups]),
-        np.concatenate([np.asarray(answer, np.int64) for answer in answers]),
-        np.concatenate([*map(lookup_weights, prompts, answers)]),
+        np.concatenate(answers),
+        np.concatenate(weights),
         np.repeat(np.cumsum(lengths), lengths),
     )
 
@@ -339,13 +338,23 @@ def _opened(loaded: LoadedPair) -> Model:
     )
 
 
+def _writing(loaded: LoadedPair) -> Model:
+    """`_opened`, with a cache for many answers."""
+    model = _opened(loaded)
+    model.resize_cache(CACHE_BYTES // model.block_bytes)
+    return model
+
+
 def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:
     """`Rows.states` of answers, [n, H + 1], TOGETHER tokens in a forward."""
     rows, runs = [], []
-    for at, one in enumerate(group, start=1):
-        tokens = [*loaded.template.render(one.instruction, loaded.tokenizer), *one.answer]
-        runs.append(Run(model.new_sequence(), tokens[:-1], len(one.answer)))
-        if sum(len(run.tokens) for run in runs) > TOGETHER or at == len(group):
+    for number, conversation in enumerate(group, start=1):
+        prompt, answer = (
+            loaded.template.render(conversation.instruction, loaded.tokenizer),
+            conversation.answer,
+        )
+        runs.append(Run(model.new_sequence(), [*prompt, *answer[:-1]], len(answer)))
+        if sum(len(run.tokens) for run in runs) > TOGETHER or number == len(group):
             rows += [_states(logits) for logits in model.forward(runs)]
             while runs:
                 runs.pop().sequence.release()

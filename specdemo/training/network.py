@@ -188,24 +188,24 @@ def train(
     starts = starts[starts + 1 < rows.ends[starts]]
     drawn = np.cumsum(rows.weights[starts + 1], dtype=np.float64)
     parameters = list(head.weights.values())
-    given = [one.detach().clone() for one in parameters]
-    averages = [one.clone() for one in given]
+    initial = [parameter.detach().clone() for parameter in parameters]
+    averages = [weights.clone() for weights in initial]
     optimizer = torch.optim.Muon(
         parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
     steps, seconds = 0, 0.0
     if checkpoint.is_file():
-        held = torch.load(checkpoint, map_location=head.device)
-        for tensor, value in zip(parameters + averages, held["weights"], strict=True):
+        stored = torch.load(checkpoint, map_location=head.device)
+        for tensor, value in zip(parameters + averages, stored["weights"], strict=True):
             tensor.data.copy_(value)
-        optimizer.load_state_dict(held["optimizer"])
-        steps, seconds = held["progress"]
+        optimizer.load_state_dict(stored["optimizer"])
+        steps, seconds = stored["progress"]
 
     def save() -> None:
-        weights = [one.detach() for one in parameters + averages]
-        held = {"weights": weights, "progress": (steps, seconds)}
-        held["optimizer"] = optimizer.state_dict()
-        torch.save(held, partial := checkpoint.with_suffix(".part"))
+        weights = [tensor.detach() for tensor in parameters + averages]
+        state = {"weights": weights, "progress": (steps, seconds)}
+        state["optimizer"] = optimizer.state_dict()
+        torch.save(state, partial := checkpoint.with_suffix(".part"))
         os.replace(partial, checkpoint)
 
     planned = max(1, round(settings.passes * len(starts) / settings.chains))
@@ -225,14 +225,15 @@ def train(
             steps += 1
             # The average decays faster at first, so that it forgets the untrained weights.
             keep = min(AVERAGE, steps / (steps + 10))
-            torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
+            current = [parameter.detach() for parameter in parameters]
+            torch._foreach_lerp_(averages, current, 1 - keep)
             bar.set_postfix(agreement=f"{agreement:.3f}")
             seconds += time.monotonic() - before
             if seconds - saved >= settings.checkpoint_seconds:
                 save()
                 saved = seconds
     save()
-    for parameter, average, first in zip(parameters, averages, given, strict=True):
+    for parameter, average, first in zip(parameters, averages, initial, strict=True):
         parameter.data.copy_(average.lerp(first, START_SHARE if settings.start else 0.0))
     return {"steps": steps, "seconds": seconds}
 
@@ -256,11 +257,11 @@ class Distance(torch.autograd.Function):  # type: ignore[misc]  # torch is not f
     def forward(ctx: Any, wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         logarithms = logits.log_softmax(1)
         entropy = -torch.linalg.vecdot(wanted, logarithms)
-        given = logarithms.exp_()
-        low = torch.where(given < wanted, given, 0)
-        variation = 1 - torch.minimum(wanted, given).sum(1)
+        proposed = logarithms.exp_()
+        low = torch.where(proposed < wanted, proposed, 0)
+        variation = 1 - torch.minimum(wanted, proposed).sum(1)
         scale = VARIATION * low.sum(1) + (1 - VARIATION) * wanted.sum(1)
-        gradient = given.mul_(scale[:, None]).sub_(low, alpha=VARIATION)
+        gradient = proposed.mul_(scale[:, None]).sub_(low, alpha=VARIATION)
         ctx.save_for_backward(gradient.sub_(wanted, alpha=1 - VARIATION))
         return VARIATION * variation + (1 - VARIATION) * entropy
 

@@ -53,14 +53,16 @@ def train_draft(settings: TrainSettings) -> str:
     if settings.start:
         network.first_weights(settings, _tables(loaded)[0].shape[1])
     groups, unanswered = (
-        data.given(settings.text, work / "states", loaded) if settings.text else ({}, [])
+        data.read_conversations(settings.text, work / "states", loaded)
+        if settings.text
+        else ({}, [])
     )
     groups |= data.written(loaded, work / "text", settings, unanswered)
-    conversations = [one for group in groups.values() for one in group]
-    found = _make_head(settings, loaded, conversations, data.read_rows(loaded, groups))
+    conversations = [conversation for group in groups.values() for conversation in group]
+    evaluation = _make_head(settings, loaded, conversations, data.read_rows(loaded, groups))
     return (
-        f"{out} holds the draft head: agreement with the target on {found['tokens']:,} held-back "
-        f"tokens {found['agreement']:.3f}; its card is {out / 'card.json'}"
+        f"{out} holds the draft head: agreement with the target on {evaluation['tokens']:,} "
+        f"held-back tokens {evaluation['agreement']:.3f}; its card is {out / 'card.json'}"
     )
 
 
@@ -78,25 +80,30 @@ def _make_head(
     out, work = settings.out, settings.out / "work"
     embedding, output = _tables(loaded)
     trained = network.HeadNetwork(embedding, output, rows, settings)
-    held, learned = _split(conversations)
-    generated = np.array([one.kind != data.GIVEN for one in conversations])
-    counted = np.where(generated & (settings.text is not None), WRITTEN_TIMES, 1) * learned
-    lengths = [len(one.answer) for one in conversations]
-    starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
+    held_back, learned = _split(conversations)
+    kinds = np.array([conversation.kind for conversation in conversations])
+    times = learned.astype(int)
+    if settings.text:
+        times[kinds != data.ANSWERED] *= WRITTEN_TIMES
+    lengths = [len(conversation.answer) for conversation in conversations]
+    conversation_of_row = np.repeat(np.arange(len(conversations)), lengths)
+    starts = np.repeat(np.arange(len(rows.tokens)), times[conversation_of_row])
     progress = network.train(trained, rows, starts, settings, work / "state.pt")
-    judged = np.flatnonzero(np.repeat(held, lengths))
+    judged = np.flatnonzero(held_back[conversation_of_row])
     judged = judged[judged + 1 < rows.ends[judged]]
-    kinds = np.repeat([one.kind for one in conversations], lengths)[judged]
-    found = _agreement(trained.guesses(rows, judged), kinds)
+    hits = trained.guesses(rows, judged)
+    evaluation = _agreement(hits, kinds[conversation_of_row[judged]])
     own = heads.HeadWeights(trained.quantized(rows), trained.frequent, data.THIRDS)
     own.save(out / "head.npz")
     made_for = f"{loaded.info.target} ({loaded.info.target_revision})"
     heads.write(own, embedding, out, made_for)
-    hidden = PRIVATE | {"target", "text", "start"}
+    recipe = asdict(settings)
+    for name in PRIVATE | {"target", "text", "start"}:
+        del recipe[name]
     card = {
         "target": loaded.info.target,
         "target_revision": loaded.info.target_revision,
-        "recipe": {name: one for name, one in asdict(settings).items() if name not in hidden},
+        "recipe": recipe,
         "text": {
             "conversations": len(conversations),
             "answer_tokens": len(rows.tokens),
@@ -104,22 +111,23 @@ def _make_head(
         },
         "start": settings.start and settings.start.name,
         "training": progress,
-        "held_back": found,
+        "held_back": evaluation,
     }
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-    return found
+    return evaluation
 
 
 def _split(conversations: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
     """Which conversations are held back and which are learned, bool [conversations] each. Every
     16th greedy instruction is held back, at most 120; conversations with other instructions are
     learned. Raises BadInput if none are left to learn."""
-    greedy = np.array([one.greedy for one in conversations], bool)
-    aside = {one.instruction for one in [one for one in conversations if one.greedy][::16][:120]}
-    held = np.array([one.instruction in aside for one in conversations], bool)
-    if held.all():
+    greedy = [conversation.instruction for conversation in conversations if conversation.greedy]
+    aside = set(greedy[::16][:120])
+    held_back = np.array([conversation.instruction in aside for conversation in conversations])
+    if held_back.all():
         raise BadInput("--tokens or --text: there is too little text to hold any back.")
-    return held & greedy, ~held
+    judged = held_back & [conversation.greedy for conversation in conversations]
+    return judged, ~held_back
 
 
 def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
@@ -146,8 +154,11 @@ def _pair(settings: TrainSettings) -> Pair:
 def _open_work(settings: TrainSettings, work: Path) -> None:
     """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
     out, path = settings.out, work / "settings.json"
-    held = asdict(settings).items()
-    described = {name: str(one) for name, one in held if name not in PRIVATE | GROWING}
+    described = {
+        name: str(value)
+        for name, value in asdict(settings).items()
+        if name not in PRIVATE | GROWING
+    }
     if not path.is_file():
         if out.exists() and any(out.iterdir()):
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
