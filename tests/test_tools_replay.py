@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import replace as changed
 
 import pytest
 
 from specdemo import cli
-from specdemo.bench.prompts import BenchPrompt
 from specdemo.errors import BadInput
-from specdemo.runs.session import Session
-from specdemo.runs.settings import Settings
 from tools import replay as tool
 from tools.replay import (
     CostTable,
@@ -20,7 +16,6 @@ from tools.replay import (
     agreements,
     cost_tables,
     read_records,
-    record,
     replay,
     write_records,
 )
@@ -115,25 +110,22 @@ def test_what_is_no_cost_table_is_refused_by_name(tmp_path, text):
         read_records(tmp_path / "none.json")
 
 
-def test_a_recording_holds_the_answers_and_what_both_models_say(tiny_llama_pair):
-    prompts = [BenchPrompt("1", "a", "Count from one to five.")]
-    with closing(Session(tiny_llama_pair)) as session:
-        greedy, sampled = record(session, prompts, Settings(max_new_tokens=8))
-    assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
-    for found in (greedy, sampled):
-        assert len(found.answer) == len(found.draft) and not found.head
-
-
-@pytest.mark.slow
-def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
+def test_answers_are_recorded_and_replayed_without_the_models(
+    capsys, monkeypatch, tmp_path, tiny_llama_pair
+):
+    monkeypatch.setattr(tool, "load_pair", lambda choice: tiny_llama_pair)
     recording = str(tmp_path / "recording.json")
-    options = ["--limit", "1", "--max-new-tokens", "18", "--record", recording]
+    options = ["--limit", "1", "--max-new-tokens", "12", "--record", recording]
     assert cli.main(options, tool.command) == 0
+    greedy, sampled = read_records(recording)
+    assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
+    for answer in (greedy, sampled):
+        assert len(answer.answer) == len(answer.draft) == 12 and not answer.head
     capsys.readouterr()
     options = ["--replay", recording, "--costs", "zen5-vnni", "--json", "-"]
     assert cli.main(options, tool.command) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows, agreement = found["speedups"], found["agreement"]
+    printed = json.loads(capsys.readouterr().out)
+    rows, agreement = printed["speedups"], printed["agreement"]
     assert {row["source"] for row in agreement} >= {"n-grams", "draft"}
     assert [row["temperature"] for row in rows] == [0.0, 0.7]
     assert all(row["costs"] == "zen5-vnni" and row["speedup"] > 0.5 for row in rows)

@@ -24,6 +24,7 @@ from specdemo.options import CONFIG, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, vocabulary_difference
 from specdemo.pairs.registry import NO_DRAFT
+from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
@@ -62,13 +63,12 @@ def agreement(
     answers = []
     with Session(reference) as session:
         for prompt in prompts:
-            *_, trace = session.answer(prompt.instruction, settings)
-            answers.append(trace.token_ids)
+            answers.append(trace_of(session.answer(prompt.instruction, settings)).token_ids)
     tokens, agreed, identical = sum(map(len, answers)), 0, 0
     with Session(other) as session:
         for prompt, answer in zip(prompts, answers, strict=True):
             chosen = session.result_of(Choices, prompt.instruction, settings, answer)
-            same = [one == two for one, two in zip(chosen, answer, strict=True)]
+            same = [choice == token for choice, token in zip(chosen, answer, strict=True)]
             agreed += sum(same)
             identical += all(same)
     figures = {"prompts": len(answers), "tokens": tokens, "agreed": agreed, "identical": identical}
@@ -81,24 +81,23 @@ class AgreementOptions(PromptOptions):
 
 
 @click.command()
-@options_of(AgreementOptions, "asked", variables=False)
+@options_of(AgreementOptions, "options", variables=False)
 @answer_options
 def command(
-    asked: AgreementOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+    options: AgreementOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
     """Count the tokens that two target models choose alike. Loads no draft, because a draft changes
     no answer. `specdemo pairs` and the page show the share."""
-    prompts = asked.read()
+    prompts = options.read()
     loaded = load_pair(replace(choice, assistant_model=NO_DRAFT if choice.pair else ""))
-    compared = load_pair(ModelChoice(asked.reference, assistant_model=NO_DRAFT))
-    found = agreement(compared, loaded, prompts, settings)
-    names = {"pair": loaded.info.name, "reference": compared.info.name}
-    measured.keep(
-        measured.AGREEMENT, {"pair": names["pair"]}, (names["reference"], found["agreement"])
-    )
-    show("Tokens that both would choose", [names | found], sys.stderr)
+    compared = load_pair(ModelChoice(options.reference, assistant_model=NO_DRAFT))
+    counts = agreement(compared, loaded, prompts, settings)
+    pair, reference = loaded.info.name, compared.info.name
+    measured.keep(measured.AGREEMENT, {"pair": pair}, (reference, counts["agreement"]))
+    figures = {"pair": pair, "reference": reference, **counts}
+    show("Tokens that both would choose", [figures], sys.stderr)
     if json_file:
-        write_json(as_json(names | found), json_file)
+        write_json(as_json(figures), json_file)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import BaseModel
@@ -43,10 +45,11 @@ class City(BaseModel):
 SCHEMA = City.model_json_schema()
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 TOOLS = {"tools": [TOOL], "tool_choice": "required"}
+Cases = dict[str, Callable[[], Any]]
 
 
-def of_messages(create):
-    def message(**more):
+def of_messages(create: Callable[..., Any]) -> Cases:
+    def message(**more: Any) -> Any:
         return create(**more).choices[0].message
 
     return {
@@ -57,22 +60,22 @@ def of_messages(create):
     }
 
 
-def openai(url, model, asked):
+def openai(url: str, model: str, request: dict[str, Any]) -> Cases:
     from openai import OpenAI
 
     chat = OpenAI(base_url=url, api_key="unused").chat.completions
-    parsed = {"structured": lambda: chat.parse(**asked, response_format=City).choices[0].message}
-    return of_messages(partial(chat.create, **asked)) | parsed
+    parsed = {"structured": lambda: chat.parse(**request, response_format=City).choices[0].message}
+    return of_messages(partial(chat.create, **request)) | parsed
 
 
-def litellm(url, model, asked):
+def litellm(url: str, model: str, request: dict[str, Any]) -> Cases:
     from litellm import completion
 
-    how = {**asked, "model": f"openai/{model}", "api_base": url, "api_key": "unused"}
+    how = {**request, "model": f"openai/{model}", "api_base": url, "api_key": "unused"}
     return of_messages(partial(completion, **how))
 
 
-def langchain(url, model, asked):
+def langchain(url: str, model: str, request: dict[str, Any]) -> Cases:
     from langchain_openai import ChatOpenAI, OpenAI
 
     chat = ChatOpenAI(base_url=url, api_key="unused", model=model)
@@ -85,7 +88,7 @@ def langchain(url, model, asked):
     }
 
 
-def instructor(url, model, asked):
+def instructor(url: str, model: str, request: dict[str, Any]) -> Cases:
     import instructor as library
     from openai import OpenAI
 
@@ -93,14 +96,14 @@ def instructor(url, model, asked):
     how = {"mode": library.Mode.JSON_SCHEMA}
     by_schema = library.from_openai(OpenAI(base_url=url, api_key="unused"), **how)
     return {
-        "chat": lambda: client.create(**asked, response_model=None).choices[0].message.content,
-        "stream": lambda: list(client.create_partial(**asked, response_model=City))[-1].city,
-        "structured": lambda: by_schema.chat.completions.create(**asked, response_model=City),
-        "tools": lambda: client.create(**asked, response_model=City),
+        "chat": lambda: client.create(**request, response_model=None).choices[0].message.content,
+        "stream": lambda: list(client.create_partial(**request, response_model=City))[-1].city,
+        "structured": lambda: by_schema.chat.completions.create(**request, response_model=City),
+        "tools": lambda: client.create(**request, response_model=City),
     }
 
 
-def pydantic_ai(url, model, asked):
+def pydantic_ai(url: str, model: str, request: dict[str, Any]) -> Cases:
     from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -114,23 +117,27 @@ def pydantic_ai(url, model, asked):
     }
 
 
-def llm(url, model, asked):
+def llm(url: str, model: str, request: dict[str, Any]) -> Cases:
     os.environ["LLM_USER_PATH"] = folder = tempfile.mkdtemp()
-    about = {"model_id": "here", "model_name": model, "api_base": url}
-    about |= {"supports_schema": True, "supports_tools": True}
-    Path(folder, "extra-openai-models.yaml").write_text(json.dumps([about]))
+    entry: dict[str, Any] = {"model_id": "here", "model_name": model, "api_base": url}
+    entry |= {"supports_schema": True, "supports_tools": True}
+    Path(folder, "extra-openai-models.yaml").write_text(json.dumps([entry]))
     options = [["--no-stream"], [], ["--schema", json.dumps(SCHEMA)], ["-T", "llm_version"]]
     command = [sys.executable, "-m", "llm", QUESTION, "-m", "here", "--key", "unused"]
-    asks = [partial(output, command + more) for more in options]
-    return dict(zip(CASES, asks, strict=True))
+    commands = [partial(output, command + more) for more in options]
+    return dict(zip(CASES, commands, strict=True))
 
 
-def lm_eval(url, model, asked):
+def lm_eval(url: str, model: str, request: dict[str, Any]) -> Cases:
     """A multiple-choice task, by the likelihood of echoed prompts."""
     folder = Path(tempfile.mkdtemp())
     rows = [{"q": f"{n} + 1 =", "choices": [f" {n + 1}", " x"], "answer": 0} for n in range(4)]
     (folder / "rows.json").write_text(json.dumps(rows))
-    task = {"task": "sums", "dataset_path": "json", "output_type": "multiple_choice"}
+    task: dict[str, Any] = {
+        "task": "sums",
+        "dataset_path": "json",
+        "output_type": "multiple_choice",
+    }
     task |= {"dataset_kwargs": {"data_files": {"test": f"{folder}/rows.json"}}}
     task |= {"doc_to_text": "{{q}}", "doc_to_target": "answer", "doc_to_choice": "choices"}
     (folder / "sums.yaml").write_text(json.dumps({**task, "test_split": "test"}))
@@ -140,13 +147,13 @@ def lm_eval(url, model, asked):
     return {"chat": lambda: "|acc " in output(command)}
 
 
-def curl(url, model, asked):
-    def post(**more) -> str:
+def curl(url: str, model: str, request: dict[str, Any]) -> Cases:
+    def post(**more: Any) -> str:
         command = ["curl", "-sS", "--fail-with-body", f"{url}/chat/completions"]
-        command += ["-H", "Content-Type: application/json", "-d", json.dumps({**asked, **more})]
+        command += ["-H", "Content-Type: application/json", "-d", json.dumps({**request, **more})]
         return output(command)
 
-    def message(**more) -> dict:
+    def message(**more: Any) -> Any:
         return json.loads(post(**more))["choices"][0]["message"]
 
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
@@ -158,17 +165,17 @@ def curl(url, model, asked):
     }
 
 
-def output(command: list[str], **more) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+def output(command: list[str], env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
         raise RuntimeError((lines or ["it failed"])[-1])
     return done.stdout
 
 
-def tried(command: list[str], **more) -> str:
+def tried(command: list[str], env: dict[str, str]) -> str:
     try:
-        output(command, **more)
+        output(command, env)
         return "yes"
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return f"no: {error}"[:200]
@@ -178,18 +185,20 @@ def tried(command: list[str], **more) -> str:
 @click.option("--python", default=sys.executable, help="Of the environment with the clients.")
 @click.option("--node", help="Folder with the node_modules of the clients in JavaScript.")
 @click.option("--case", nargs=4, hidden=True)
-def main(python, node, case):
+def main(python: str, node: str | None, case: tuple[str, str, str, str] | None) -> None:
     if case:
         client, name, url, model = case
-        asked = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
-        assert globals()[client](url, model, asked)[name](), "empty"
+        request = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+        assert globals()[client](url, model, request)[name](), "empty"
         return
     from specdemo.bench.load_test import started
     from specdemo.pairs.loading import load_pair
     from specdemo.pairs.registry import EMBEDDED
 
     folder = Path(tempfile.mkdtemp(), "model")
-    shutil.copytree(load_pair(EMBEDDED).target.parent, folder)
+    target = load_pair(EMBEDDED).target
+    assert isinstance(target, Path)
+    shutil.copytree(target.parent, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     environment = {**os.environ, "PYTHONPATH": "", "TOKENIZER": str(folder)}
     serve = "-m", "specdemo", "serve", "--no-ray", "--model", str(folder), "--max-new-tokens", "200"
@@ -200,10 +209,10 @@ def main(python, node, case):
         runs |= {f"{client} (node)": ["node", script, client] for client in ("openai", "vercel")}
     print(f"| client | {' | '.join(CASES)} |\n{'|---' * 5}|")
     with started(*serve) as server:
-        about = f"{server.url}/v1", folder.name
+        address = f"{server.url}/v1", folder.name
         for client, run in runs.items():
             cases = CASES[:1] if client == "lm_eval" else CASES
-            cells = [tried([*run, case, *about], env=environment) for case in cases]
+            cells = [tried([*run, case, *address], environment) for case in cases]
             print(f"| {client} | {' | '.join(cells)} |", flush=True)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import openvino as ov
 
 from specdemo.convert.decoder import Shape, write
-from specdemo.convert.weights import compressed, weight_group
+from specdemo.convert.weights import FileWeights, compressed, weight_group
 
 SHIFT = 4096  # bytes of noise between the starts of two matrices
 STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new model
@@ -18,7 +19,8 @@ STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new mo
 def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
     """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
     largest = shape.hidden * max(shape.vocabulary, shape.inner * bits // 8)
-    write(shape, bits, MadeUp(7 * shape.layers + 2, largest), folder)
+    made_up = MadeUp(7 * shape.layers + 2, largest)
+    write(shape, bits, cast(FileWeights, made_up), folder)
 
 
 class MadeUp:
@@ -69,7 +71,7 @@ def write_made_up_head(
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(seed)
-    fields = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    fields: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     fields |= {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1}
     fields |= {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": width}
     fields |= {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
@@ -91,7 +93,7 @@ def write_made_up_head(
         f"{prefix}.mlp.down_proj": (hidden, inner),
         "lm_head": (rows, hidden),
     }
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         f"{name}.weight": rng.normal(0, 1.5 / shape[1] ** 0.5, shape).astype(np.float16)
         for name, shape in shapes.items()
     }

@@ -17,19 +17,14 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # The first words of file names of T0 prompts, and how many instructions to take of them.
 T0 = {
     **{"cnn_dailymail": 1680, "xsum": 1680, "multi_news": 1000, "samsum": 600, "gigaword": 320},
     **{"adversarial_qa": 2600, "quoref": 800, "ropes": 480, "duorc": 800, "sciq_Direct": 600},
-    **{
-        "quartz_use": 240,
-        "cosmos_qa_no": 320,
-        "wiki_bio": 600,
-        "kilt": 1200,
-        "common_gen_top": 320,
-    },
-    **{"commonsense": 240, "social_i_qa_Gen": 320},
+    **{"quartz_use": 240, "cosmos_qa_no": 320, "wiki_bio": 600, "kilt": 1200},
+    **{"common_gen_top": 320, "commonsense": 240, "social_i_qa_Gen": 320},
 }
 LONGEST = 6500  # characters of a T0 prompt
 RETRIEVAL = [
@@ -84,7 +79,7 @@ def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
         yield f"{one['instruction']}\n\n{given}".strip()
 
 
-def _rows(folder: Path, names: str) -> Iterator[dict]:
+def _rows(folder: Path, names: str) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob(names)):
         yield from map(json.loads, path.read_text("utf-8").splitlines())
 

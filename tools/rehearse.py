@@ -68,8 +68,8 @@ def _eagle(hidden: int, heads: int, inner: int) -> HeadShape:
     return HeadShape(**sizes, tokens=np.arange(32_000))
 
 
-_QWEN3 = {"tied": True, "family": FAMILIES["qwen3"]}
-SHAPES = {
+_QWEN3: dict[str, Any] = {"tied": True, "family": FAMILIES["qwen3"]}
+SHAPES: dict[str, Shape] = {
     "dolly-v2-3b": _neox(2560, 32, 32, 50280),
     "dolly-v2-7b": _neox(4096, 32, 32, 50280),
     "dolly-v2-12b": _neox(5120, 36, 40, 50280),
@@ -114,31 +114,33 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
     if another pair has it. The embedded target as a draft has its real weights. Raises BadInput for
     unknown shapes, FetchError if disk or memory is too small."""
     shapes = {source: shape_of(source) for source in (pair.target, *pair.drafts)}
-    if any(shape is None and source != EMBEDDED_TARGET for source, shape in shapes.items()):
-        known = ", ".join(one.name for one in PAIRS if shape_of(one.target))
+    own = shapes[pair.target]
+    unknown = [source for source, form in shapes.items() if not form and source != EMBEDDED_TARGET]
+    if unknown or own is None:
+        names = ", ".join(other.name for other in PAIRS if shape_of(other.target))
         raise BadInput(
-            f"PAIR {pair.name!r} cannot be rehearsed, its shapes are not known; choose {known}."
+            f"PAIR {pair.name!r} cannot be rehearsed, its shapes are not known; choose {names}."
         )
     for other in PAIRS:
-        found = shape_of(other.target)
-        if found and found[0] == shapes[pair.target][0]:
-            shapes.setdefault(other.target, found)
+        form = shape_of(other.target)
+        if form and form[0] == own[0]:
+            shapes.setdefault(other.target, form)
     home, what = disk.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
-    sizes = [one[0].bytes(one[1], MadeUp.output_bits) for one in shapes.values() if one]
+    sizes = [form[0].bytes(form[1], MadeUp.output_bits) for form in shapes.values() if form]
     needed = WORKING_BYTES + sizes[0] + max(sizes[1:], default=0)
     hardware.require_memory(needed, what)
     disk.require_space(home, needed, what)
     rehearsed = []
     with disk.exclusive_scratch(home) as scratch:
         target = scratch / "0"  # an EAGLE-3 head reads the target's embedding
-        for number, (source, known) in enumerate(shapes.items()):
+        for number, (source, form) in enumerate(shapes.items()):
             report(Progress(f"{what}: {source.name}"))
             folder = scratch / str(number)
-            if known is None:
+            if form is None:
                 rehearsed.append(rehearse(source.name, embedded.fetch(report)[0].folder))
                 continue
-            write_made_up(*known, folder)
-            rehearsed.append(rehearse(source.name, folder, known[0], target))
+            write_made_up(*form, folder)
+            rehearsed.append(rehearse(source.name, folder, form[0], target))
             if number:
                 shutil.rmtree(folder)
     return rehearsed
@@ -209,37 +211,39 @@ def command(pair: str, json_file: str | None) -> None:
     with progress_bar() as bar:
         models = rehearse_pair(chosen, bar)
     drafts = models[1 : 1 + len(chosen.drafts)]
-    prospects, needs, taken, stepped = [], [], [], []
-    for one in models:
-        measured.keep(measured.STEPS, {"model": one.model}, one.step_seconds)
-        taken.append(asdict(one))
-        verify = dict(enumerate(one.step_seconds, start=1))
-        stepped.append({"model": one.model, **{str(n): 1000 * s for n, s in verify.items()}})
-        for draft in drafts if one not in drafts else ():
-            row = {"target": one.model, "draft": draft.model}
-            for rate in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
-                row[f"{rate:g}"] = max(
-                    expected_speedup(rate, length, draft.step_seconds[0], one.step_seconds)
-                    for length in range(1, len(verify))
-                )
-            prospects.append(row)
-            for length in range(1, min(6, len(verify))):
-                costs = length, draft.step_seconds[0], one.step_seconds
-                need = {"target": one.model, "draft": draft.model, "draft_tokens": length}
-                needs.append(need | {f"{gain:g}": tokens_needed(gain, *costs) for gain in GAINS})
+    figures_of_models, milliseconds, prospects, needs = [], [], [], []
+    for model in models:
+        measured.keep(measured.STEPS, {"model": model.model}, model.step_seconds)
+        figures_of_models.append(asdict(model))
+        verify = model.step_seconds
+        steps = {str(tokens): 1000 * seconds for tokens, seconds in enumerate(verify, start=1)}
+        milliseconds.append({"model": model.model, **steps})
+        for draft in drafts if model not in drafts else ():
+            both, step = {"target": model.model, "draft": draft.model}, draft.step_seconds[0]
+            lengths = range(1, len(verify))
+            speedups = {
+                f"{rate:g}": max(expected_speedup(rate, k, step, verify) for k in lengths)
+                for rate in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+            }
+            prospects.append(both | speedups)
+            for k in lengths[:5]:
+                need = {f"{gain:g}": tokens_needed(gain, k, step, verify) for gain in GAINS}
+                needs.append({**both, "draft_tokens": k, **need})
     figures = {
         "machine": hardware.describe(),
         "weights": "made up",
         "pair": chosen.name,
-        "models": taken,
+        "models": figures_of_models,
         "prospects": prospects,
         "tokens_per_round_needed": needs,
     }
     title = f"{chosen.name} on {hardware.describe()}: made-up weights in the real shapes, f32 "
     title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
     tables = {
-        title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],
-        "milliseconds a forward of n tokens": stepped,
+        title: [
+            {name: row[name] for name in row if name != "step_seconds"} for row in figures_of_models
+        ],
+        "milliseconds a forward of n tokens": milliseconds,
         "speed-up by acceptance rate": prospects,
         "tokens a round that are needed, by speed-up": needs,
     }

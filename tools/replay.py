@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import click
 import numpy as np
@@ -34,16 +34,27 @@ from specdemo.engine.draft_head import DraftHead
 from specdemo.engine.drafters import AdaptiveDrafter, HeadDrafter, LogitsDrafter, ModelDrafter
 from specdemo.engine.eagle_head import EagleHead
 from specdemo.engine.lookup import Lookup
-from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
+from specdemo.engine.messages import (
+    DEPTH,
+    Forward,
+    HeadStep,
+    Logits,
+    Model,
+    Prompt,
+    Proposal,
+    Reply,
+    Run,
+)
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
-from specdemo.engine.rounds import Round
+from specdemo.engine.rounds import Round, Source
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.host.terminal import show
 from specdemo.options import CONFIG, SPLIT, option, sentence
 from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
@@ -58,12 +69,14 @@ CHUNK = 16
 
 GREEDY = Sampling()
 
-WRONG = (-2, 0.3)
-"""Draft token and probability outside the recorded answer; the token is never accepted."""
+WRONG: Choice = (-2, 0.3)
+"""The choice outside the recorded answer; the token is never accepted."""
 
 _MISSED = "draft, where n-grams fail"
 
-SOURCES = ("head", "model", "lookup")
+Kind = TypeVar("Kind")
+Choice = tuple[int, float]  # a draft token and its probability
+LeftOut = Literal["head", "model", "lookup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class CostTable:
 
 def _costs(ms: dict[int, float], change_ms: float, attention_ms: float) -> CostModel:
     costs = CostModel()
-    seconds = {size: one / 1000 for size, one in ms.items()}
+    seconds = {size: milliseconds / 1000 for size, milliseconds in ms.items()}
     costs.learn(seconds, change_ms / 1000, attention_ms / 1e6)
     return costs
 
@@ -115,8 +128,8 @@ class Record:
     seed: int
     prompt: list[int]
     answer: list[int]
-    draft: list[tuple[int, float]]
-    head: list[list[tuple[int, float]]] = field(default_factory=list)
+    draft: list[Choice]
+    head: list[list[Choice]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +148,14 @@ class Replayed:
 
     def __add__(self, other: Replayed) -> Replayed:
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return Replayed(*(one + two for one, two in pairs))
+        return Replayed(*map(sum, pairs))
 
 
 def cost_tables(wanted: str | None = None) -> dict[str, CostTable]:
     """The cost tables by name: all in COST_TABLES, only the one called `wanted`, or all in the JSON
     file `wanted`. Raises BadInput."""
     path = Path(wanted) if wanted and wanted.endswith(".json") else COST_TABLES
-    tables = _read(path, dict[str, CostTable], "--costs")
+    tables = _read(path, TypeAdapter(dict[str, CostTable]), "--costs")
     if path == COST_TABLES and wanted:
         if wanted not in tables:
             raise BadInput(
@@ -155,18 +168,18 @@ def cost_tables(wanted: str | None = None) -> dict[str, CostTable]:
 
 def read_records(path: Path | str) -> list[Record]:
     """Read the records that `write_records` wrote. Raises BadInput."""
-    return _read(Path(path), list[Record], "--replay")
+    return _read(Path(path), TypeAdapter(list[Record]), "--replay")
 
 
 def write_records(records: Iterable[Record], path: Path | str) -> None:
     """Write records as a JSON array, one record per line."""
-    lines = ",\n".join(json.dumps(asdict(one), separators=(",", ":")) for one in records)
+    lines = ",\n".join(json.dumps(asdict(record), separators=(",", ":")) for record in records)
     Path(path).write_text(f"[{lines}]\n", encoding="utf-8")
 
 
-def _read(path: Path, kind: type, option: str):
+def _read(path: Path, form: TypeAdapter[Kind], option: str) -> Kind:
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
+        return form.validate_json(path.read_bytes())
     except OSError as error:
         raise BadInput(f"{option} {path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
@@ -183,11 +196,11 @@ def record(
     record per answer with the draft's choices along it."""
     session.prepare(settings.numerics)
     for temperature in (0.0, settings.temperature or SAMPLED):
-        for at, prompt in enumerate(prompts):
-            own = replace(settings, temperature=temperature, seed=settings.seed + at)
-            *_, trace = session.answer(prompt.instruction, own)
-            said = session.result_of(_Along, prompt.instruction, own, trace.token_ids)
-            yield replace(said, id=prompt.id, task=prompt.task)
+        for number, prompt in enumerate(prompts):
+            own = replace(settings, temperature=temperature, seed=settings.seed + number)
+            answer = trace_of(session.answer(prompt.instruction, own)).token_ids
+            choices = session.result_of(_Along, prompt.instruction, own, answer)
+            yield replace(choices, id=prompt.id, task=prompt.task)
 
 
 class _Along(Request):
@@ -197,47 +210,54 @@ class _Along(Request):
         self, target: Target, draft: PrefixCache | DraftHead | None = None
     ) -> Generator[Forward, Reply, Record]:
         prompt, sequence = yield from self._prompt(target)
-        answer, said, head = self.answer, [], []
+        answer = self.answer
+        choices: list[Choice] = []
+        chains: list[list[Choice]] = []
         states = list(prompt.logits.state) if prompt.logits.state is not None else []
         with sequence:
             for begin in range(0, len(answer) - 1, CHUNK):
                 tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
                 run = Run(sequence, tokens, len(tokens), stepwise=True)
                 reply = yield Forward("target", run)
-                if states:
-                    states.extend(reply.logits.states(len(tokens)))
+                if (read := reply.logits.states(len(tokens))) is not None:
+                    states.extend(read)
         if isinstance(draft, DraftHead):
-            head = yield from self._chains(draft, states)
+            chains = yield from self._chains(draft, states)
         elif draft is not None and not isinstance(draft.model, EagleHead):
-            said = yield from self._draft(draft.model)
+            choices = yield from self._draft(draft.model)
         temperature, seed = self.sampling.temperature, self.sampling.seed
-        return Record("", "", temperature, seed, list(self.tokens), answer, said, head)
+        return Record("", "", temperature, seed, list(self.tokens), answer, choices, chains)
 
-    def _draft(self, model: Model) -> Generator[Forward, Reply, list[tuple[int, float]]]:
+    def _draft(self, model: Model) -> Generator[Forward, Reply, list[Choice]]:
         length = len(self.tokens)
         drafting = LogitsDrafter(Policy(), self.sampling, None)
         text = [*self.tokens, *self.answer[:-1]]
         with model.new_sequence() as sequence:
             reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
-            said = [
-                drafting.choose(reply.logits.part(at, at + 1), text[: length + at], [])
-                for at in range(len(self.answer))
-            ]
-        return [(one.token, one.probability) for one in said]
+        return [
+            _choice(drafting.choose(reply.logits.part(row, row + 1), text[: length + row], []))
+            for row in range(len(self.answer))
+        ]
 
     def _chains(
         self, head: DraftHead, states: list[np.ndarray]
-    ) -> Generator[Forward, Reply, list[list[tuple[int, float]]]]:
+    ) -> Generator[Forward, Reply, list[list[Choice]]]:
         """The chains by answer position; the first is empty: prefill gives the first token."""
-        drafting, chains = HeadDrafter(Policy(), self.sampling, head.head_tokens), [[]]
+        drafting = HeadDrafter(Policy(), self.sampling, head.head_tokens)
+        chains: list[list[Choice]] = [[]]
         for begin in range(1, len(self.answer)):
-            context, chain = [*self.tokens, *self.answer[:begin]], []
+            context = [*self.tokens, *self.answer[:begin]]
             drafting.start(context, states[begin - 1][None])
+            chains.append([])
             for end in range(begin, min(begin + DEPTH, len(self.answer))):
-                said, _ = yield from drafting.step(context, self.answer[begin:end])
-                chain.append((said.token, said.probability))
-            chains.append(chain)
+                proposal, _ = yield from drafting.step(context, self.answer[begin:end])
+                chains[-1].append(_choice(proposal))
         return chains
+
+
+def _choice(proposal: Proposal | None) -> Choice:
+    assert proposal is not None, "without a mask every token may be proposed"
+    return proposal.token, proposal.probability or 0.0
 
 
 # Replaying
@@ -250,8 +270,8 @@ def replay_all(
 ) -> Iterator[dict[str, str | float]]:
     """Replay by temperature and cost table. Yields rows with speed-up and tokens per round in all,
     and speed-up by task. Prompts come in a fixed random order, so that tasks mix."""
-    for temperature in sorted({one.temperature for one in records}):
-        chosen = [one for one in records if one.temperature == temperature]
+    for temperature in sorted({record.temperature for record in records}):
+        chosen = [record for record in records if record.temperature == temperature]
         Random(0).shuffle(chosen)
         for name, costs in tables.items():
             tasks = replay(chosen, costs, without=without)
@@ -269,25 +289,27 @@ def agreements(records: Sequence[Record]) -> Iterator[dict[str, str | float]]:
     """The share of answer tokens after the first that a source guesses rightly from the text before
     them: in all and by task, of the draft (its first token), of n-grams, and of the draft where
     n-grams are wrong or silent."""
-    for temperature in sorted({one.temperature for one in records}):
-        found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-        for one in records:
-            if one.temperature != temperature:
+    for temperature in sorted({record.temperature for record in records}):
+        guesses: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+        for record in records:
+            if record.temperature != temperature:
                 continue
             lookup = Lookup()
-            lookup.read([*one.prompt, one.answer[0]])
-            for at, token in enumerate(one.answer[1:], start=1):
+            lookup.read([*record.prompt, record.answer[0]])
+            for position, token in enumerate(record.answer[1:], start=1):
                 guess = lookup.guess([])
                 free = guess is not None and guess.token == token
                 lookup.read([token])
-                said = {"n-grams": free}
-                drafted = one.head[at][:1] if one.head else one.draft[at : at + 1]
-                for own, _ in drafted:
-                    said |= {"draft": own == token} | ({} if free else {_MISSED: own == token})
-                for source, right in said.items():
-                    for task in ("all", one.task):
-                        found[source][task].append(right)
-        for source, tasks in found.items():
+                right = {"n-grams": free}
+                chains = record.head[position] if record.head else record.draft[position:]
+                if chains:
+                    right["draft"] = chains[0][0] == token
+                    if not free:
+                        right[_MISSED] = right["draft"]
+                for source, hit in right.items():
+                    for task in ("all", record.task):
+                        guesses[source][task].append(hit)
+        for source, tasks in guesses.items():
             shares = {task: sum(tasks[task]) / len(tasks[task]) for task in ("all", *sorted(tasks))}
             count = len(tasks["all"])
             yield {"source": source, "temperature": temperature, "tokens": count, **shares}
@@ -300,23 +322,24 @@ def replay(
     without: Sequence[str] = (),
 ) -> dict[str, Replayed]:
     """The costs of these answers by task. They are decoded in this order, and each learns from
-    those before it. `without` leaves out some of SOURCES."""
+    those before it. `without` leaves these sources out."""
     shared = Policy(limit=max(costs.ms) - 1, costs=costs.target_costs())
-    found: dict[str, Replayed] = defaultdict(Replayed)
-    for one in records:
-        head = bool(one.head) and "head" not in without
+    replayed: dict[str, Replayed] = defaultdict(Replayed)
+    for record in records:
+        head = bool(record.head) and "head" not in without
         if not shared.draft.level:
             shared.draft = costs.draft_costs(head)
-        policy, model = shared.for_request(None), None
+        policy = shared.for_request(None)
+        model: HeadDrafter | ModelDrafter | None = None
         if head:
             model = HeadDrafter(policy, GREEDY, None)
-        elif one.draft and "model" not in without:
+        elif record.draft and "model" not in without:
             model = ModelDrafter(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
-        lookups = {} if "lookup" in without else {"lookup": Lookup()}
+        lookups: dict[Source, Lookup] = {} if "lookup" in without else {"lookup": Lookup()}
         drafter = AdaptiveDrafter(lookups, policy, model)
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
-        found[one.task] += _decode(one, drafter, policy, clocks)
-    return dict(found)
+        replayed[record.task] += _decode(record, drafter, policy, clocks)
+    return dict(replayed)
 
 
 def _seconds(clock: CostModel, costs: CostModel, tokens: int, attended: int) -> float:
@@ -331,31 +354,30 @@ def _seconds(clock: CostModel, costs: CostModel, tokens: int, attended: int) -> 
 
 
 def _decode(
-    one: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, CostModel]
+    record: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, CostModel]
 ) -> Replayed:
     """Decode one answer again, on the machine that `clocks` describe. Gives its rounds and
     seconds, and those of autoregressive decoding."""
-    text = [*one.prompt, *one.answer]
+    length, text = len(record.prompt), [*record.prompt, *record.answer]
     target = cache.Sequence(cache.BlockPool(0), 32)
-    target.tokens = list(one.prompt)
+    target.tokens = list(record.prompt)
     decoding = decode.decode(
-        Prompt(tuple(one.prompt), _Recorded(one.answer[:1])),
+        Prompt(tuple(record.prompt), recorded_logits(record.answer[:1])),
         target=target,
         drafter=drafter,
         policy=policy,
         sampling=GREEDY,  # a recorded choice counts as the model's, also if it was sampled
-        limits=decode.Limits(len(one.answer), len(text) + 1),
+        limits=decode.Limits(len(record.answer), len(text) + 1),
     )
-    tokens, context = len(one.answer) - 1, len(one.prompt) + len(one.answer) // 2
     rounds, spent, reply = 0, 0.0, None
-    read: list[int] = []
+    read: list[int] = []  # by the draft head in this round
     while True:
         try:
-            event = decoding.send(reply)
+            event: Any = decoding.send(reply)
         except StopIteration:
-            # The first round is the prefill.
-            baseline = tokens * clocks["target"].baseline(context)
-            return Replayed(tokens, rounds - 1, baseline, spent)
+            tokens = len(record.answer) - 1
+            baseline = tokens * clocks["target"].baseline(length + len(record.answer) // 2)
+            return Replayed(tokens, rounds - 1, baseline, spent)  # the first round is the prefill
         reply = None
         if isinstance(event, Round):
             rounds += 1
@@ -365,25 +387,29 @@ def _decode(
         if event.model == "target":
             target.tokens.extend(run.tokens)
             choices = text[begin : begin + count]
-            logits = _Recorded([*choices, *[-1] * (count - len(choices))])
-            took = _seconds(clocks["target"], policy.costs, count, count * begin)
+            logits = recorded_logits([*choices, *[-1] * (count - len(choices))])
+            seconds = _seconds(clocks["target"], policy.costs, count, count * begin)
             read = []
         else:
-            took = _seconds(clocks["draft"], policy.draft, count, 0)
+            seconds = _seconds(clocks["draft"], policy.draft, count, 0)
             if isinstance(run, HeadStep):
                 read.append(run.tokens[0])
                 end, drafted = begin + len(read) - 1, read[1:]
-                chain = one.head[begin - len(one.prompt)]
+                chain = record.head[begin - length]
                 choice = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
             else:
                 run.sequence.tokens.extend(run.tokens)
                 end = run.sequence.length
-                drafted = run.sequence.tokens[run.sequence.length - max(end - begin, 0) :]
-                choice = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
+                drafted = run.sequence.tokens[end - max(end - begin, 0) :]
+                choice = record.draft[end - length] if begin <= end < len(text) else WRONG
             token, probability = choice if drafted == text[begin:end] else WRONG
-            logits = _Recorded([token], probability)
-        spent += took
-        reply = Reply(logits, took, count)
+            logits = recorded_logits([token], probability)
+        spent += seconds
+        reply = Reply(logits, seconds, count)
+
+
+def recorded_logits(tokens: list[int], chance: float = 0.5) -> Logits:
+    return cast(Logits, _Recorded(tokens, chance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,13 +422,13 @@ class _Recorded:
     def part(self, begin: int, end: int) -> _Recorded:
         return _Recorded(self.tokens[begin:end], self.chance)
 
-    def best(self, at: int) -> int:
-        return self.tokens[at]
+    def best(self, row: int) -> int:
+        return self.tokens[row]
 
-    def margin(self, at: int) -> float:
+    def margin(self, row: int) -> float:
         return math.inf
 
-    def probability(self, at: int, column: int) -> float:
+    def probability(self, row: int, column: int) -> float:
         return self.chance
 
     def states(self, count: int) -> None:
@@ -419,27 +445,27 @@ class ReplayOptions(PromptOptions):
     costs: str | None = option(
         None, "of cost_tables.json or a file like it", metavar="NAME|FILE", unset="all"
     )
-    without: Annotated[tuple[Literal[*SOURCES], ...], SPLIT] | None = option(
+    without: Annotated[tuple[LeftOut, ...], SPLIT] | None = option(
         None, "leave sources of draft tokens out", metavar="NAME[,NAME]"
     )
 
 
 @click.command()
-@options_of(ReplayOptions, "asked", variables=False)
+@options_of(ReplayOptions, "options", variables=False)
 @answer_options
 def command(
-    asked: ReplayOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+    options: ReplayOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
     """Record answers, or decode recorded ones again over cost tables. Prints speed-ups, and the
     share of tokens that each source guesses rightly."""
-    check_output(asked.record, "--record")
-    tables = cost_tables(asked.costs)
-    records = read_records(asked.replay) if asked.replay else []
+    check_output(options.record, "--record")
+    tables = cost_tables(options.costs)
+    records = read_records(options.replay) if options.replay else []
     loaded = load_pair(choice)
-    if asked.record:
+    if options.record:
         with Session(loaded) as session:
-            write_records(list(record(session, asked.read(), settings)), asked.record)
-    rows = list(replay_all(records, tables, asked.without or ()))
+            write_records(list(record(session, options.read(), settings)), options.record)
+    rows = list(replay_all(records, tables, options.without or ()))
     shares = list(agreements(records))
     out = sys.stderr if json_file == "-" else sys.stdout
     show("Speed-up by cost table", rows, out)

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 import jsonschema
@@ -17,17 +18,22 @@ import jsonschema
 from specdemo.cli import main
 from specdemo.commands.shared import answer_options, load_pair
 from specdemo.host.terminal import show
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, combined, summarize
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "schemas.jsonl"
-WAYS = ["speculative", "autoregressive"]
+WAYS = "speculative", "autoregressive"
 
 
 @click.command()
 @click.option("--limit", type=int, help="Only so many schemas, spread over the file.")
 @answer_options
-def structured(limit, json_file, choice, settings):
+def structured(
+    limit: int | None, json_file: str | None, choice: ModelChoice, settings: Settings
+) -> None:
     """Measure answers that follow public JSON schemas."""
     rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
     rows = rows[:: max(1, len(rows) // limit)][:limit] if limit else rows
@@ -42,8 +48,8 @@ def structured(limit, json_file, choice, settings):
             tokens = {}
             for schema in (json.dumps(row["schema"]), ""):
                 for way, drafter in zip(WAYS, (settings.drafter, "none"), strict=True):
-                    asked = replace(settings, json_schema=schema, drafter=drafter)
-                    *_, trace = session.answer(question, asked)
+                    way_settings = replace(settings, json_schema=schema, drafter=drafter)
+                    trace = trace_of(session.answer(question, way_settings))
                     name = f"{way}, {'with' if schema else 'without'} a schema"
                     figures.setdefault(name, []).append(summarize(trace))
                     if schema:
@@ -68,21 +74,21 @@ def structured(limit, json_file, choice, settings):
     figures_of_masks = f"median {median(masks):.3f}, 99 % below {most:.3f}, most {max(masks):.3f}"
     print(f"{len(masks)} masks, ms: mean {sum(masks) / len(masks):.3f}, {figures_of_masks}")
     table = []
-    for name, several in figures.items():
-        one = combined(several)
+    for name, summaries in figures.items():
+        total = combined(summaries)
         table.append(
             {
                 "way": name,
-                "tokens/s": one.tokens_per_second,
-                "tokens a round": one.tokens_per_round,
-                "acceptance rate": one.acceptance_rate,
+                "tokens/s": total.tokens_per_second,
+                "tokens a round": total.tokens_per_round,
+                "acceptance rate": total.acceptance_rate,
             }
         )
     show(None, table, sys.stdout)
 
 
-def is_valid(answer: str, schema: dict) -> bool:
-    return jsonschema.Draft202012Validator(schema).is_valid(json.loads(answer))
+def is_valid(answer: str, schema: dict[str, Any]) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(answer)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import click
 import numpy as np
@@ -52,7 +53,8 @@ def milliseconds(model: PagedModel, ids: list[int]) -> dict[str, float]:
 def command(folders: tuple[Path, ...], tokens: int) -> None:
     """Show nats a token, how often the likeliest token is the same, and the time of forwards, each
     model in its exact numerics."""
-    core, tokenizer, table = ov.Core(), Tokenizer(folders[0] / "tokenizer.json"), []
+    core, tokenizer = ov.Core(), Tokenizer(folders[0] / "tokenizer.json")
+    table: list[dict[str, Any]] = []
     texts = [tokenizer.encode(Path(place).read_text("utf-8"), special=False) for place in PLACES]
     ids = [id for text in texts for id in text[: tokens // 2]]
     with tempfile.TemporaryFile() as file:
@@ -66,12 +68,12 @@ def command(folders: tuple[Path, ...], tokens: int) -> None:
                 for begin in range(0, len(ids), TOGETHER):
                     part = ids[begin : begin + TOGETHER]
                     [logits] = model.forward([Run(sequence, part, len(part))])
-                    found = logits.rows - logits.log_sum[:, None]
+                    logarithms = logits.rows - logits.log_sum[:, None]
                     expected = reference[begin : begin + len(part)]
                     if not table:
-                        expected[:] = found
-                    nats += float((np.exp(expected) * (expected - found)).sum())
-                    same += int((expected.argmax(1) == found.argmax(1)).sum())
+                        expected[:] = logarithms
+                    nats += float((np.exp(expected) * (expected - logarithms)).sum())
+                    same += int((expected.argmax(1) == logarithms.argmax(1)).sum())
             row = {"": folder.name, "MB": xml.with_suffix(".bin").stat().st_size // 10**6}
             row |= {"nats": round(nats / len(ids), 4), "same choice": round(same / len(ids), 3)}
             row["equal up to"] = measure_invariance(model).tokens
