@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import charts, figures, genai_peer, peers
-from specdemo.bench.figures import page
+from specdemo.bench import charts, genai_peer, peers
+from specdemo.bench.bench_page import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, summary_of, tables
 from specdemo.convert.ir import SOURCE
@@ -34,25 +34,23 @@ SETTINGS = Settings(max_new_tokens=24)
 
 @dataclasses.dataclass(eq=False)
 class FakePeer:
-    """Answers with given tokens; fails for the seeds and the instructions in `failing`."""
+    """Answers with these tokens; fails for the instructions in `failing`."""
 
-    name: str = "fake/speculative"
+    title: str = "fake/speculative"
     variant: str = "K=2"
     tokens: tuple[int, ...] = (1, 2, 3)
     seconds: float = 0.5
     failing: Collection = ()
 
     @property
-    def settings(self):
+    def facts(self):
         return {"variant": self.variant}
 
-    def answer(self, instruction, settings):
-        if instruction in self.failing or settings.seed in self.failing:
+    def answers(self, conversations, settings):
+        [[instruction]] = conversations
+        if instruction in self.failing:
             raise RequestFailed("fake failed: no reason.")
-        return self.tokens, self.seconds
-
-    def close(self):
-        pass
+        return [(self.tokens, self.seconds)]
 
 
 def report_of(prompts=PROMPTS, session=None, **more) -> dict:
@@ -127,15 +125,15 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
     assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
     assert HOSTILE not in html
     data = json.loads(as_json(report))
-    by_task, by_position, time_spent, by_peer = figures.all_figures(data)
+    by_task, by_position, time_spent, by_peer = (chart["data"] for chart in charts.of_report(data))
     total = data["details"]["total"]
-    assert by_task.data[0].y == tuple(data["summary"]["speedup_by_task"].values())
-    assert by_task.data[1].y == tuple(row["speedup"] for row in data["rows"])
-    assert by_task.data[0].x[1].startswith("&lt;/script&gt;&lt;script&gt;")
-    assert by_position.data[0].y == (total["accepted"] / total["examined"],)
-    drafting = time_spent.data[1].y[0]
+    assert by_task[0]["y"] == [*data["summary"]["speedup_by_task"].values()]
+    assert by_task[1]["y"] == [row["speedup"] for row in data["rows"]]
+    assert by_task[0]["x"][1].startswith("&lt;/script&gt;&lt;script&gt;")
+    assert by_position[0]["y"] == [total["accepted"] / total["examined"]]
+    drafting = time_spent[1]["y"][0]
     assert drafting == pytest.approx(1e3 * total["draft_seconds"] / total["decoded"])
-    assert by_peer.data[0].y[-1] == data["peers"]["fake/speculative"]["tokens_per_s"]
+    assert by_peer[0]["y"][-1] == data["peers"]["fake/speculative"]["tokens_per_s"]
 
 
 # Peers
@@ -207,42 +205,43 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     )
     monkeypatch.setenv("LLAMA_SERVER", str(server))
     with pytest.raises(BadInput, match="GGUF"):
-        list(peers.peers_of(["llama-cpp"], pair, {}))
+        list(peers.peers_of("llama-cpp", pair, {}))
     checkpoint = dataclasses.replace(pair, target=Checkpoint(tmp_path))
     with pytest.raises(BadInput, match="GGUF"):
-        list(peers.peers_of(["llama-cpp"], checkpoint, {}))
+        list(peers.peers_of("llama-cpp", checkpoint, {}))
     gguf.touch()
-    found = list(peers.peers_of(["llama-cpp"], pair, {}))
+    ways = list(peers.peers_of("llama-cpp", pair, {}))
     names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
-    assert [one.name for one in found] == [f"llama-cpp/{name}" for name in names]
+    assert [way.title for way in ways] == [f"llama-cpp/{name}" for name in names]
     ids = sum(pair.template.render("Hello", pair.tokenizer))
-    tokens, seconds = found[-1].answer("Hello", Settings(max_new_tokens=9))
+    [(tokens, seconds)] = ways[-1].answers([("Hello",)], Settings(max_new_tokens=9))
     assert tokens == (ids, 8, min(pair.stop_ids)) and seconds == 0.5
-    assert found[-1].answer("Hello", Settings(max_new_tokens=1))[0] == (ids,)
-    found[-1].close()
+    [(tokens, _)] = ways[-1].answers([("Hello",)], Settings(max_new_tokens=1))
+    assert tokens == (ids,)
+    ways[-1].close()
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))
     with pytest.raises(MissingPackage, match="LLAMA_SERVER"):
-        list(peers.peers_of(["llama-cpp"], pair, {}))
+        list(peers.peers_of("llama-cpp", pair, {}))
 
 
 def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(genai_peer, "available_bytes", lambda: 10)
-    first, *_ = peers.peers_of(["openvino-genai"], tiny_llama_pair, {"A": "b"})
+    first, *_ = peers.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
-        first.answer("hello", SETTINGS)
+        first.answers([("hello",)], SETTINGS)
 
 
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install -e \.\[peers\]"):
-        list(peers.peers_of(["openvino-genai"], tiny_llama_pair, {}))
+        list(peers.peers_of("openvino-genai", tiny_llama_pair, {}))
 
 
-def test_openvino_genai_answers_with_the_embedded_target(embedded_pair):
-    ways = [one for one in peers.peers_of(["openvino-genai"], embedded_pair, {}) if one.length]
-    tokens, seconds = ways[0].answer("Name three colours.", Settings(max_new_tokens=8))
-    ways[0].close()
-    assert "prompt-lookup" in ways[0].name and 1 < len(tokens) <= 8 and seconds > 0
+def test_openvino_genai_answers_on_the_same_ir(tiny_llama_pair):
+    lookup = [way for way in peers.peers_of("openvino-genai", tiny_llama_pair, {}) if way.length][0]
+    [(tokens, seconds)] = lookup.answers([("Name three colours.",)], Settings(max_new_tokens=8))
+    lookup.close()
+    assert lookup.method == "prompt-lookup" and 1 < len(tokens) <= 8 and seconds > 0
 
 
 # Prompts
@@ -318,10 +317,10 @@ def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
 
 def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios():
     report = json.loads(as_json(report_of(PROMPTS[:1], lengths=(3, 6))))
-    drawn = figures.all_figures(report)[0]
-    ours = {way: [row[f"{way}_s"] for row in report["lengths"]] for way in figures.WAYS}
-    assert {bars.name: list(bars.x) for bars in drawn.data} == ours
-    names = [[name.split("<br>")[0] for name in bars.y] for bars in drawn.data]
+    drawn = charts.of_report(report)[0]["data"]
+    ours = {way: [row[f"{way}_s"] for row in report["lengths"]] for way in charts.WAYS}
+    assert {bars["name"]: bars["x"] for bars in drawn} == ours
+    names = [[name.split("<br>")[0] for name in bars["y"]] for bars in drawn]
     assert names == [["3 tokens", "6 tokens"]] * 2
     beside_the_paper = charts.wall_clock(
         [row | {"max_new_tokens": 40} for row in report["lengths"]]

@@ -18,10 +18,11 @@ from specdemo import cli
 from specdemo.bench import properties
 from specdemo.bench.audit_page import page
 from specdemo.bench.auditor import LEAST_P_VALUE, audit, failures, judge
-from specdemo.bench.engines import AuditedEngine, imported, peer_engines
-from specdemo.bench.peers import NotOffered, Peer
+from specdemo.bench.engines import AuditedEngine, NotOffered, imported
+from specdemo.bench.peers import Peer
+from specdemo.bench.peers import audited as audited_peers
 from specdemo.bench.prompts import read_prompts
-from specdemo.bench.properties import PROPERTIES, Plan, goodness, homogeneity
+from specdemo.bench.properties import PROPERTIES, Plan, chi_square
 from specdemo.bench.server_engine import ServerEngine
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance
@@ -52,13 +53,12 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
             dict(zip(exact, rng.multinomial(2000, [*exact.values()]).tolist(), strict=True))
         )
 
-    for test in (lambda: goodness(drawn(), exact), lambda: homogeneity(drawn(), drawn())):
-        found = [test() for _ in range(300)]
-        values, distances, floors = np.array(found).T
+    for test in (lambda: chi_square([drawn()], exact), lambda: chi_square([drawn(), drawn()], {})):
+        values, distances, floors = np.array([test() for _ in range(300)]).T
         assert 0.42 < values.mean() < 0.58 and (values < 0.1).mean() == pytest.approx(0.1, abs=0.05)
         assert distances.mean() == pytest.approx(floors.mean(), rel=0.05)
         assert floors.mean() < 0.05
-    assert goodness(Counter({(0,): 99, (77,): 1}), {(0,): 0.99, (1,): 0.01})[0] == 0
+    assert chi_square([Counter({(0,): 99, (77,): 1})], {(0,): 0.99, (1,): 0.01})[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,12 @@ def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
     assert properties.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
 
 
-def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected():
-    cells = properties.merged([(1, 0.04), (3, 4.0), (2, 2.0), (994, 994.0)])
-    assert cells == [(6, 6.04), (994, 994.0)]
+@pytest.mark.parametrize(
+    ("expected", "groups"),
+    [([0.04, 2.0, 4.0, 994.0], [0, 3]), ([2.0, 4.0, 4.5], [0]), ([3.0], [0])],
+)
+def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected(expected, groups):
+    assert properties.merged(np.array(expected)) == groups
 
 
 def rows_with(*p_values: float) -> dict:
@@ -316,7 +319,7 @@ def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
 # Peers
 
 
-def fake_peer(loaded, name: str, tokens=(1, 2, 3), failing=()) -> Peer:
+def fake_peer(loaded, method: str, tokens=(1, 2, 3), failing=()) -> Peer:
     def load():
         def generate(length, prompts, settings):
             if settings.seed in failing:
@@ -326,22 +329,31 @@ def fake_peer(loaded, name: str, tokens=(1, 2, 3), failing=()) -> Peer:
         return generate
 
     load.cache_clear = lambda: None
-    return Peer(loaded, name, "kind", {"A": "b"}, load, 5, frozenset({"batch"}))
+    return Peer(
+        loaded=loaded,
+        name="fake",
+        method=method,
+        variant="kind",
+        properties={"A": "b"},
+        load=load,
+        length=5,
+        offers=frozenset({"batch"}),
+    )
 
 
 def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(tiny_llama_pair):
-    names = {"autoregressive": {}, "same": {}, "other": {"tokens": (1, 5, 3)}}
-    names |= {"shorter": {"tokens": (1, 2)}, "failing": {"failing": (0,)}, "same/default": {}}
-    peers = [fake_peer(tiny_llama_pair, f"fake/{name}", **how) for name, how in names.items()]
-    found = list(peer_engines(peers, 3))
-    assert [engine.method for engine in found] == ["same", "other", "shorter", "failing"]
-    assert {engine.facts["variant"] for engine in found} == {"K=3"}
-    cells = [properties.cell_of("greedy", engine, PLAN, {}) for engine in found]
+    methods = {"autoregressive": {}, "same": {}, "other": {"tokens": (1, 5, 3)}}
+    methods |= {"shorter": {"tokens": (1, 2)}, "failing": {"failing": (0,)}, "same/default": {}}
+    peers = [fake_peer(tiny_llama_pair, method, **how) for method, how in methods.items()]
+    engines = list(audited_peers(peers, 3))
+    assert [engine.method for engine in engines] == ["same", "other", "shorter", "failing"]
+    assert {engine.facts["variant"] for engine in engines} == {"K=3"}
+    cells = [properties.cell_of("greedy", engine, PLAN, {}) for engine in engines]
     assert [cell.result for cell in cells] == ["pass", "fail", "fail", "fail"]
     assert [cell.counterexample["position"] for cell in cells[1:3]] == [1, 2]
     assert "no reason" in cells[3].note
-    assert properties.cell_of("batch", found[0], PLAN, {}).result == "pass"
-    assert properties.cell_of("sampling", found[0], PLAN, {}).result == "not offered"
+    assert properties.cell_of("batch", engines[0], PLAN, {}).result == "pass"
+    assert properties.cell_of("sampling", engines[0], PLAN, {}).result == "not offered"
 
 
 def test_an_engine_of_a_users_own_is_imported_by_name():
@@ -390,7 +402,7 @@ def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_
 ):
     if wrong:
         monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
-    plan = dataclasses.replace(PLAN, draws=1500)
+    plan = dataclasses.replace(PLAN, draws=600)
     cell = properties.cell_of("sampling", ToyDecoder(), plan, {})
     assert (cell.p_values["maximal"] < 1e-6) == wrong
     assert cell.p_values["shared"] > 1e-3, "it has no residual"
@@ -425,10 +437,14 @@ class Shared:
         pass
 
 
-def test_our_server_passes_beside_one_without_speculation(session, tiny_llama_pair, tmp_path):
+def test_our_server_passes_beside_one_without_speculation(
+    session, tiny_llama_pair, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(properties, "FEW", 2)
+    tested = {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
     json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
-    files = ["--json", str(json_file), "--html", str(html_file)]
-    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60"]
+    files = ["--json", str(json_file), "--html", str(html_file), "--only", ",".join(tested)]
+    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "40"]
     with (
         served(Shared(session), tiny_llama_pair, max_new_tokens=64) as speculative,
         served(Shared(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
@@ -436,8 +452,9 @@ def test_our_server_passes_beside_one_without_speculation(session, tiny_llama_pa
         urls = ["--server", speculative.url, "--server-baseline", f"{baseline.url}/v1/"]
         assert cli.main(["audit", *urls, "--server-seed", *limits, *files]) == 0
     [row] = json.loads(json_file.read_text())["rows"]
-    passed = {name for name, cell in row["cells"].items() if cell["result"] == "pass"}
-    assert passed >= {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
+    assert {name: cell["result"] for name, cell in row["cells"].items()} == dict.fromkeys(
+        tested, "pass"
+    )
     assert "server (127.0.0.1" in html_file.read_text()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -11,13 +13,22 @@ from specdemo import cli
 from specdemo.bench import properties
 from specdemo.commands import audit, bench
 from specdemo.engine import decode
+from specdemo.runs.session import Session
+
+
+@pytest.fixture(scope="module")
+def short_session(tiny_llama_pair):
+    with Session(dataclasses.replace(tiny_llama_pair, context_limit=400)) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)
-def loaded(tiny_llama_pair, monkeypatch):
-    """Commands get the tiny pair, whatever their options name."""
+def loaded(short_session, monkeypatch):
+    """Commands get the same session of the tiny pair, whatever their options name."""
     for module in (bench, audit):
-        monkeypatch.setattr(module, "load_pair", lambda choice: tiny_llama_pair)
+        monkeypatch.setattr(module, "load_pair", lambda choice: short_session.loaded)
+    opened = contextlib.nullcontext(short_session)
+    monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
     monkeypatch.setattr(properties, "FEW", 2)
 
 
@@ -78,26 +89,26 @@ AUDIT += ["--max-new-tokens", "24", "--temperature", "1", "--drafter", "model"]
 
 def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(capsys, tmp_path):
     assert cli.main([*AUDIT, "--draws", "60"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["greedy"] == {"prompts": 3, "identical": 3}
-    assert {"draws", "tv_distance", "tv_noise_floor", "p_value"} <= found["sampling"].keys()
-    [row] = found["rows"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["greedy"] == {"prompts": 3, "identical": 3}
+    assert {"draws", "tv_distance", "tv_noise_floor", "p_value"} <= report["sampling"].keys()
+    [row] = report["rows"]
     assert row["method"] == "draft model" and row["facts"]["numerics"]
     results = {name: cell["result"] for name, cell in row["cells"].items()}
     unable = {results.pop(name) for name in ("end", "schema", "stop")}
     assert unable <= {"pass", "not offered"}, "the model has no end token and little text"
     assert set(results.values()) == {"pass"}
     values = row["cells"]["sampling"]["p_values"]
-    assert values.keys() == {"shared", "maximal"} and found["sampling_cells"] == 2
-    assert found["sampling"]["p_value"] == min(values.values())
+    assert values.keys() == {"shared", "maximal"} and report["sampling_cells"] == 2
+    assert report["sampling"]["p_value"] == min(values.values())
 
 
 def test_an_audit_catches_a_rule_that_accepts_everything(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(decode, "verify", accept_everything)
-    assert cli.main([*AUDIT, "--draws", "150"]) == 1
+    assert cli.main([*AUDIT, "--draws", "150", "--only", "greedy,seed,sampling"]) == 1
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["greedy"]["identical"] < 3
-    assert found["rows"][0]["cells"]["seed"]["result"] == "fail"
-    assert found["sampling"]["p_value"] < 1e-4
+    report = json.loads(out)
+    assert report["greedy"]["identical"] < 3
+    assert report["rows"][0]["cells"]["seed"]["result"] == "fail"
+    assert report["sampling"]["p_value"] < 1e-4
     assert "changes the output" in err and "sampled distribution" in err

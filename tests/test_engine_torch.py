@@ -13,8 +13,7 @@ import pytest
 from conftest import ROOT
 from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
-from specdemo.bench.engines import peer_engines
-from specdemo.bench.peers import peers_of
+from specdemo.bench.peers import audited, peers_of
 from specdemo.cli import main
 from specdemo.engine import numerics
 from specdemo.engine.checkpoint import Checkpoint, PairFiles
@@ -252,26 +251,27 @@ def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
 def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
     found = loaded(tiny_home / "llama-target", tiny_home / "llama-draft")
     asked = Settings(max_new_tokens=16)
-    peers = list(peers_of(["transformers"], found, {"dtype": "float32"}))
+    peers = list(peers_of("transformers", found, {"dtype": "float32"}))
     with Session(found) as session:
         *_, trace = session.answer(QUESTION, asked)
     names = [f"transformers/{mode}" for mode in ("autoregressive", "prompt-lookup", "speculative")]
-    assert sorted({peer.name for peer in peers}) == names
+    assert sorted({peer.title for peer in peers}) == names
     for peer in peers:
-        tokens, seconds = peer.answer(QUESTION, asked)
-        assert tokens == trace.token_ids and seconds > 0, peer.name
-    sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
+        [(tokens, seconds)] = peer.answers([(QUESTION,)], asked)
+        assert tokens == trace.token_ids and seconds > 0, peer.title
+    sampling = dataclasses.replace(asked, temperature=1.0, top_k=4)
+    [(sampled, _)] = peers[0].answers([(QUESTION,)], sampling)
     assert len(sampled) == 16
-    methods = [engine.method for engine in peer_engines(peers, 3)]
+    methods = [engine.method for engine in audited(peers, 3)]
     assert methods == ["prompt-lookup", "speculative"]
 
 
 def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair, capsys):
     with pytest.raises(BadInput, match="--peers transformers runs checkpoints"):
-        list(peers_of(["transformers"], tiny_llama_pair, {}))
+        list(peers_of("transformers", tiny_llama_pair, {}))
     target = Checkpoint(tiny_home / "llama-target")
     mixed = dataclasses.replace(tiny_llama_pair, target=target, device="torch:cpu")
     with pytest.raises(BadInput, match="--peers openvino-genai runs IR"):
-        list(peers_of(["openvino-genai"], mixed, {}))
-    list(peers_of(["transformers"], mixed, {"dtype": "float32"}))
+        list(peers_of("openvino-genai", mixed, {}))
+    list(peers_of("transformers", mixed, {"dtype": "float32"}))
     assert "transformers/speculative was left out" in capsys.readouterr().err

@@ -1,15 +1,13 @@
-"""What the audit asks of an engine, and engines that answer: ours, and any peer of `bench`."""
+"""What the audit asks of an engine, and the first engine that answers: ours."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
-from specdemo.bench.peers import NotOffered as NotOffered
-from specdemo.bench.peers import Peer
 from specdemo.engine.request import NextToken
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
@@ -26,6 +24,10 @@ Request = tuple[Conversation, Settings]
 Drafter = Literal["auto", "model", "lookup", "none"]
 Coupling = Literal["shared", "maximal"]
 Outcomes = dict[Tokens, float]  # the probability of each beginning of an answer
+
+
+class NotOffered(RequestFailed):
+    """The engine does not have what the settings name."""
 
 
 class AuditedEngine:
@@ -48,10 +50,13 @@ class AuditedEngine:
 
     def generate_many(self, requests: Sequence[Request], speculative: bool) -> list[Tokens]:
         """Answers of requests that are active at once, which "batch" needs."""
+
+        def generate(request: Request) -> Tokens:
+            conversation, settings = request
+            return (*self.generate(conversation, settings, speculative),)
+
         with ThreadPoolExecutor(len(requests)) as pool:
-            return list(
-                pool.map(lambda one: (*self.generate(one[0], one[1], speculative),), requests)
-            )
+            return list(pool.map(generate, requests))
 
     def text(self, tokens: Sequence[int | str]) -> str:
         """The text of an answer's tokens, without an end token."""
@@ -88,22 +93,22 @@ class OwnEngine(AuditedEngine):
 
     def __init__(self, session: Session, drafter: Drafter):
         self._session, self._drafter = session, drafter
-        drafts = {"model": "draft head", "lookup": "n-gram lookup", "auto": "auto"}
+        methods = {"model": "draft head", "lookup": "n-gram lookup", "auto": "auto"}
         if session.loaded.draft:
-            drafts["model"] = "draft model"
+            methods["model"] = "draft model"
         elif session.loaded.head_layers:
-            drafts["model"] = "EAGLE-3 head"
+            methods["model"] = "EAGLE-3 head"
         if session.loaded.translation is not None and drafter != "lookup":
             self.couplings = ("shared",)
-        self.method = drafts[drafter]
+        self.method = methods[drafter]
         self.facts = {"numerics": session.info.numerics_found}
         self.context_limit = session.context_limit
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool
     ) -> Sequence[int | str]:
-        asked = replace(settings, drafter=self._drafter if speculative else "none")
-        return trace_of(self._session.answer(messages(conversation), asked)).token_ids
+        settings = replace(settings, drafter=self._drafter if speculative else "none")
+        return trace_of(self._session.answer(messages(conversation), settings)).token_ids
 
     def text(self, tokens: Sequence[int | str]) -> str:
         return text_of(self._session.loaded, tokens)
@@ -114,63 +119,19 @@ class OwnEngine(AuditedEngine):
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
         turns, ends = messages(conversation), self._session.loaded.stop_ids
-        whole: Outcomes = {(): 1.0}
+        outcomes: Outcomes = {(): 1.0}
         for _ in range(tokens):
             longer: Outcomes = {}
-            for prefix, chance in whole.items():
+            for prefix, chance in outcomes.items():
                 if prefix and prefix[-1] in ends:
                     longer[prefix] = chance
                     continue
                 ids = tuple(map(int, prefix))
-                after = self._session.result_of(NextToken, turns, settings, ids)
-                for token, share in zip(after.ids, after.probabilities, strict=True):
+                following = self._session.result_of(NextToken, turns, settings, ids)
+                for token, share in zip(following.ids, following.probabilities, strict=True):
                     longer[*prefix, int(token)] = chance * float(share)
-            whole = longer
-        return whole
-
-
-class PeerEngine(AuditedEngine):
-    """A peer of `bench` beside the autoregressive decoding of the same engine."""
-
-    def __init__(self, speculative: Peer, baseline: Peer):
-        self._ways = baseline, speculative
-        self.name, self.method, *_ = speculative.name.split("/")
-        self.offers = speculative.offers
-        self.facts = speculative.settings
-        self.context_limit = speculative.loaded.context_limit
-
-    def generate(
-        self, conversation: Conversation, settings: Settings, speculative: bool
-    ) -> Sequence[int | str]:
-        [(tokens, _)] = self._ways[speculative].answers([messages(conversation)], settings)
-        return tokens
-
-    def generate_many(self, requests: Sequence[Request], speculative: bool) -> list[Tokens]:
-        prompts = [messages(conversation) for conversation, _ in requests]
-        answers = self._ways[speculative].answers(prompts, requests[0][1])
-        return [tokens for tokens, _ in answers]
-
-    def text(self, tokens: Sequence[int | str]) -> str:
-        return text_of(self._ways[0].loaded, tokens)
-
-    def prompt_tokens(self, conversation: Conversation) -> int:
-        return len(self._ways[0].ids(messages(conversation)))
-
-    def margins(
-        self, conversation: Conversation, tokens: Tokens, pair: Tokens
-    ) -> tuple[float, float] | None:
-        logits = self._ways[0].logits
-        if logits is None:
-            return None
-        prompt = self._ways[0].ids(messages(conversation))
-        first, second = map(int, pair)
-        rows = (logits(prompt, [int(token) for token in tokens], width) for width in (1, 8))
-        one, many = (float(row[first] - row[second]) for row in rows)
-        return one, many
-
-    def close(self) -> None:
-        for peer in self._ways:
-            peer.close()
+            outcomes = longer
+        return outcomes
 
 
 def messages(conversation: Conversation) -> list[Message]:
@@ -187,24 +148,10 @@ def text_of(loaded: LoadedPair, tokens: Sequence[int | str]) -> str:
 
 def own_engines(session: Session, drafter: Drafter) -> list[AuditedEngine]:
     """Each drafter of the session, or the one named."""
-    every: tuple[Drafter, ...] = "model", "lookup", "auto"
-    drafters = every[not session.info.draft :] if drafter == "auto" else (drafter,)
-    return [OwnEngine(session, one) for one in drafters]
-
-
-def peer_engines(peers: Iterable[Peer], length: int) -> Iterator[AuditedEngine]:
-    """Each mode of the peers with this draft length, beside the engine's autoregressive mode."""
-    baselines: dict[str, Peer] = {}
-    modes: dict[str, Peer] = {}
-    ways = list(peers)
-    for peer in [way for way in ways if not way.name.endswith("/default")] or ways:
-        engine, mode, *_ = peer.name.split("/")
-        if mode == "autoregressive":
-            baselines.setdefault(engine, peer)
-        else:
-            modes.setdefault(peer.name, replace(peer, length=peer.length and length))
-    for name, peer in modes.items():
-        yield PeerEngine(peer, baselines[name.split("/")[0]])
+    drafters: tuple[Drafter, ...] = (drafter,)
+    if drafter == "auto":
+        drafters = ("model", "lookup", "auto") if session.info.draft else ("lookup", "auto")
+    return [OwnEngine(session, drafter) for drafter in drafters]
 
 
 def imported(name: str) -> AuditedEngine:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from specdemo.bench.engines import NotOffered
 from specdemo.bench.peers import (
     ALL_OFFERED,
+    AUTOREGRESSIVE,
     LOOKUP_NGRAM,
-    PENALTIES,
     Answer,
     Generate,
-    NotOffered,
     Peer,
     hf_tokenizer,
     require_package,
@@ -29,33 +29,42 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline: measured 1.2 to 1.5
+WAYS = (
+    (AUTOREGRESSIVE, "PA"),
+    (AUTOREGRESSIVE, "SDPA"),
+    ("prompt-lookup", "PA"),
+    ("speculative", "PA"),
+)
+"""The methods, each with its attention backend."""
 
 
 def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """OpenVINO GenAI: each mode with our target's `properties`, then with the plugin's own."""
+    """OpenVINO GenAI: each way with our target's `properties`, then with the plugin's own."""
     if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
         raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
     require_package("openvino_genai", "openvino-genai", "peers")
     target, draft = loaded.target, loaded.draft
-    ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
-    if draft:
-        ways.append(("speculative", "PA"))
-    for suffix, wanted in (("", properties), ("/default", {})):
-        # Where our target runs with the plugin's own properties, both sets are the same.
-        for mode, backend in ways if wanted or suffix else ():
-            helper = draft if mode == "speculative" else None
-            load = cache(partial(_load, loaded, target, helper, mode, wanted, backend))
-            logits = partial(ir_logits, loaded, tuple(wanted.items()))
-            name = f"openvino-genai/{mode}{suffix}"
-            kind = f"{backend} backend"
-            yield Peer(loaded, name, kind, wanted, load, None, ALL_OFFERED | {"batch"}, logits)
+    # Where our target runs with the plugin's own properties, both sets are the same.
+    for suffix, chosen in {"": properties, **({"/default": {}} if properties else {})}.items():
+        for method, backend in WAYS if draft else WAYS[:-1]:
+            helper = draft if method == "speculative" else None
+            yield Peer(
+                loaded=loaded,
+                name="openvino-genai",
+                method=method + suffix,
+                variant=f"{backend} backend",
+                properties=chosen,
+                load=cache(partial(_load, loaded, target, helper, method, chosen, backend)),
+                offers=ALL_OFFERED | {"batch"},
+                logits=partial(ir_logits, loaded, tuple(chosen.items())),
+            )
 
 
 def _load(
     loaded: LoadedPair,
     target: Path,
     draft: Path | None,
-    mode: str,
+    method: str,
     properties: dict[str, str],
     backend: str,
 ) -> Generate:
@@ -66,45 +75,44 @@ def _load(
     needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
     if needed > 0.9 * free:
         raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
+    tokenizer = _tokenizer(target.parent)
     options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
     if draft:
+        if tokenizer is None:
+            raise NotOffered("GenAI's draft models need a tokenizer of OpenVINO, which this lacks.")
         model = genai.draft_model(str(draft.parent), loaded.draft_device, **properties)
         options = {"draft_model": model}
-    elif mode == "prompt-lookup":
+    elif method == "prompt-lookup":
         options = {"prompt_lookup": True}
-    folder, tokenizer = str(target.parent), _tokenizer(target.parent)
-    if draft and tokenizer is None:
-        raise NotOffered("GenAI's draft models need a tokenizer of OpenVINO, which this lacks.")
-    chosen = (folder, tokenizer, loaded.device) if tokenizer else (folder, loaded.device)
-    pipeline = genai.LLMPipeline(*chosen, **properties, **options)
+    model_files = (str(target.parent), tokenizer) if tokenizer else (str(target.parent),)
+    pipeline = genai.LLMPipeline(*model_files, loaded.device, **properties, **options)
 
     def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
-        config = genai.GenerationConfig(
-            **sampling_options(settings, 2**64 - 1), rng_seed=settings.seed
-        )
-        config.max_new_tokens = settings.max_new_tokens
-        config.stop_token_ids = set(loaded.stop_ids)
-        # Without one it takes -1 from a folder that has no generation_config.json, and refuses it.
-        config.eos_token_id = min(loaded.stop_ids, default=-1)
-        if length is not None:
-            config.num_assistant_tokens = length
-        if mode == "prompt-lookup":
-            config.max_ngram_size = LOOKUP_NGRAM
-        config.ignore_eos = settings.ignore_eos
-        config.repetition_penalty = settings.repetition_penalty
-        for name in PENALTIES:
-            setattr(config, f"{name}_penalty", getattr(settings, f"{name}_penalty"))
         if (settings.stop or settings.json_schema) and tokenizer is None:
             raise NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
-        config.stop_strings = set(settings.stop)
+        config = genai.GenerationConfig(
+            **sampling_options(settings, 2**64 - 1),
+            rng_seed=settings.seed,
+            presence_penalty=settings.presence_penalty,
+            frequency_penalty=settings.frequency_penalty,
+            ignore_eos=settings.ignore_eos,
+            stop_strings=set(settings.stop),
+            stop_token_ids=set(loaded.stop_ids),
+            # Without one it takes -1 from a folder without generation_config.json, and refuses it.
+            eos_token_id=min(loaded.stop_ids, default=-1),
+        )
+        if length is not None:
+            config.num_assistant_tokens = length
+        if method == "prompt-lookup":
+            config.max_ngram_size = LOOKUP_NGRAM
         if settings.json_schema:
             structured = genai.StructuredOutputConfig(json_schema=settings.json_schema)
             config.structured_output_config = structured
         longest = max(map(len, prompts))
         padded = [[0] * (longest - len(ids)) + ids for ids in prompts]
         mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
-        both = (ov.Tensor(np.array(rows, np.int64)) for rows in (padded, mask))
-        result = pipeline.generate(genai.TokenizedInputs(*both), config)
+        inputs = [ov.Tensor(np.array(rows, np.int64)) for rows in (padded, mask)]
+        result = pipeline.generate(genai.TokenizedInputs(*inputs), config)
         times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
         seconds = (times[-1] - times[0]) / 1e3 if len(times) else 0.0
         return [(tuple(tokens), seconds) for tokens in result.tokens]
@@ -144,8 +152,10 @@ def ir_logits(
     tokens: list[int],
     width: int,
 ) -> np.ndarray:
+    """As `peers.Logits`, of the target's IR."""
     model = _ir_model(loaded.target, loaded.device, properties)
     request, ids = model.create_infer_request(), [*prompt, *tokens]
+    names = {port.get_any_name() for port in model.inputs}
     for begin, end in ((0, len(ids) - width), (len(ids) - width, len(ids))):
         values = {
             "input_ids": np.array([ids[begin:end]], np.int64),
@@ -153,7 +163,6 @@ def ir_logits(
             "position_ids": np.arange(begin, end, dtype=np.int64)[None],
             "beam_idx": np.zeros(1, np.int32),
         }
-        names = {port.get_any_name() for port in model.inputs}
-        request.infer({name: value for name, value in values.items() if name in names})
+        request.infer({name: values[name] for name in names})
     logits: np.ndarray = request.get_tensor("logits").data[0, -1].copy()
     return logits

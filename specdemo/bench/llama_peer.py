@@ -13,13 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from specdemo.bench.peers import (
-    ALL_OFFERED,
-    PENALTIES,
-    Answer,
-    Generate,
-    Peer,
-)
+from specdemo.bench.peers import ALL_OFFERED, AUTOREGRESSIVE, Answer, Generate, Peer
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -44,15 +38,22 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
             "--peers llama-cpp runs GGUF files, and this target was not converted from one; "
             "choose --pair embedded or --model FILE.gguf."
         )
-    kinds = ["none", "ngram-mod", "ngram-simple", *(["draft-simple"] if draft else [])]
-    for kind in kinds:
-        command = [server, "-m", str(target), "-c", str(loaded.context_limit), "--spec-type", kind]
-        command += ["-t", str(processors()), "-np", "1", "--offline", "--no-ui"]
-        command += ["-md", str(draft)] if kind == "draft-simple" else []
-        name = f"llama-cpp/{'autoregressive' if kind == 'none' else kind}"
-        load = cache(partial(_load, command, loaded.stop_ids))
-        facts = {"threads": str(processors())}
-        yield Peer(loaded, name, kind, facts, load, None, ALL_OFFERED)
+    threads = str(processors())
+    command = [server, "-m", str(target), "-c", str(loaded.context_limit), "-t", threads]
+    command += ["-np", "1", "--offline", "--no-ui", "--spec-type"]
+    kinds: dict[str, list[str]] = {"none": [], "ngram-mod": [], "ngram-simple": []}
+    if draft:
+        kinds["draft-simple"] = ["-md", str(draft)]
+    for kind, more in kinds.items():
+        yield Peer(
+            loaded=loaded,
+            name="llama-cpp",
+            method=AUTOREGRESSIVE if kind == "none" else kind,
+            variant=kind,
+            properties={"threads": threads},
+            load=cache(partial(_load, [*command, kind, *more], loaded.stop_ids)),
+            offers=ALL_OFFERED,
+        )
 
 
 def _gguf_of(model: Path | Checkpoint | None) -> Path | None:
@@ -67,46 +68,51 @@ def _load(command: list[str], stop_ids: frozenset[int]) -> Generate:
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = "127.0.0.1", free.getsockname()[1]
-    command = [*command, "--host", address[0], "--port", str(address[1])]
+        host, port = free.getsockname()
+    command = [*command, "--host", host, "--port", str(port)]
     null = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
-    client = httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=None)
+    client = httpx.Client(base_url=f"http://{host}:{port}", timeout=None)
 
     def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
         return [answer(length, ids, settings) for ids in prompts]
 
     def answer(length: int | None, ids: list[int], settings: Settings) -> Answer:
-        options: dict[str, Any] = {
+        body: dict[str, Any] = {
+            "prompt": ids,
+            "n_predict": settings.max_new_tokens,
+            "return_tokens": True,
+            "cache_prompt": False,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
+            "top_k": settings.top_k,
             "min_p": 0.0,
+            "seed": settings.seed % 2**32,
+            "stop": settings.stop,
+            "ignore_eos": settings.ignore_eos,
+            "repeat_penalty": settings.repetition_penalty,
+            "presence_penalty": settings.presence_penalty,
+            "frequency_penalty": settings.frequency_penalty,
         }
-        options |= {"top_k": settings.top_k, "seed": settings.seed % 2**32}
-        options |= {"speculative.n_max": length} if length else {}
-        options |= {"stop": settings.stop, "ignore_eos": settings.ignore_eos}
-        options |= {"repeat_penalty": settings.repetition_penalty}
-        options |= {f"{name}_penalty": getattr(settings, f"{name}_penalty") for name in PENALTIES}
+        if length:
+            body["speculative.n_max"] = length
         if settings.json_schema:
-            options["json_schema"] = json.loads(settings.json_schema)
-        wanted: dict[str, Any] = {"n_predict": settings.max_new_tokens, "return_tokens": True}
-        wanted |= {"cache_prompt": False, "prompt": ids}
-        found = client.post("/completion", json=options | wanted).raise_for_status().json()
-        tokens, stopped = found["tokens"], found["stop_type"] == "eos"
-        if stopped and (not tokens or tokens[-1] not in stop_ids):
+            body["json_schema"] = json.loads(settings.json_schema)
+        reply = client.post("/completion", json=body).raise_for_status().json()
+        tokens, ended = reply["tokens"], reply["stop_type"] == "eos"
+        if ended and (not tokens or tokens[-1] not in stop_ids):
             tokens.append(min(stop_ids))
-        return tuple(tokens), found["timings"]["predicted_ms"] / 1e3
+        return tuple(tokens), reply["timings"]["predicted_ms"] / 1e3
 
     weakref.finalize(generate, _end, process)
-    while True:
-        if process.poll() is not None:
-            raise RequestFailed(f"it ended; this shows why: {' '.join(command)}")
+    while process.poll() is None:
         try:
             if client.get("/health").is_success:
                 return generate
         except httpx.TransportError:
             pass
         sleep(0.1)
+    raise RequestFailed(f"it ended; this shows why: {' '.join(command)}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,9 @@
 """Other engines on the same models and prompts (docs/reference/benchmark.md). A function of each of
-`ENGINES` yields the ways in which its engine can run a pair."""
+`ADAPTERS` yields the ways in which its engine can run a pair, for `bench` and for the audit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,25 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specdemo.bench.engines import (
+    AuditedEngine,
+    Conversation,
+    NotOffered,
+    Request,
+    Tokens,
+    messages,
+    text_of,
+)
 from specdemo.errors import MissingPackage, RequestFailed
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
-from specdemo.text.templates import Message
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
-ENGINES = {
+ADAPTERS = {
     "openvino-genai": "genai_peer.genai",
     "llama-cpp": "llama_peer.llama",
     "transformers": "transformers_peers.transformers",
     "optimum-intel": "transformers_peers.optimum",
 }
 LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
-"""The draft lengths that bench tries, by mode; other modes have none, or choose their own."""
+"""The draft lengths that bench tries, by method; other methods have none, or choose their own."""
 
+AUTOREGRESSIVE = "autoregressive"
 LOOKUP_NGRAM = 3
-PENALTIES = "presence", "frequency"
 ALL_OFFERED = frozenset({"sampling", "end", "stop", "schema", "penalties", "context"})
 Answer = tuple[tuple[int, ...], float]  # token ids with the stop token, seconds from first to last
 Generate = Callable[[int | None, list[list[int]], Settings], list[Answer]]
@@ -41,66 +49,96 @@ Logits = Callable[[list[int], list[int], int], np.ndarray]
 many as the last argument says are in the last forward."""
 
 
-class NotOffered(RequestFailed):
-    """The engine does not have what the settings name."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Peer:
-    """One way in which an engine runs a pair. `name`: ENGINE/MODE. `kind` distinguishes peers of
-    the same name. `load` makes the pipeline at its first call. `length`: the draft length.
-    `offers` and `logits` are for the audit."""
+@dataclass(eq=False, kw_only=True)
+class Peer(AuditedEngine):
+    """One way in which the engine `name` runs a pair, by one `method`. `variant` distinguishes ways
+    of the same method. `load` makes the pipeline at its first call; ways with another draft
+    `length` share it. `baseline`: the engine's autoregressive way, for the audit."""
 
     loaded: LoadedPair
     name: str
-    kind: str
+    method: str
+    variant: str
     properties: dict[str, str]
     load: _lru_cache_wrapper[Generate]
-    length: int | None = None
     offers: frozenset[str] = frozenset()
     logits: Logits | None = None
+    length: int | None = None
+    baseline: Peer | None = None
+
+    def __post_init__(self) -> None:
+        if self.length:
+            self.variant = f"K={self.length}"
+        self.facts = {"variant": self.variant, **self.properties}
+        self.context_limit = self.loaded.context_limit
 
     @property
-    def settings(self) -> dict[str, str]:
-        variant = f"K={self.length}" if self.length else self.kind
-        return {"variant": variant, **self.properties}
+    def title(self) -> str:
+        return f"{self.name}/{self.method}"
 
-    def answer(self, instruction: str, settings: Settings) -> Answer:
-        """The peer's answer. Raises RequestFailed with the engine's message."""
-        [answer] = self.answers([[Message("user", instruction)]], settings)
-        return answer
-
-    def ids(self, messages: Sequence[Message]) -> list[int]:
-        return list(self.loaded.template.render_chat(messages, self.loaded.tokenizer))
-
-    def answers(
-        self, conversations: Sequence[Sequence[Message]], settings: Settings
-    ) -> list[Answer]:
-        """Answers of requests that are active at once. Raises as `answer`."""
-        prompts = [self.ids(messages) for messages in conversations]
+    def answers(self, conversations: Sequence[Conversation], settings: Settings) -> list[Answer]:
+        """Answers of requests that are active at once. Raises RequestFailed with the engine's
+        message."""
         try:
-            return self.load()(self.length, prompts, settings)
+            return self.load()(self.length, list(map(self._prompt, conversations)), settings)
         except NotOffered:
             raise
         except Exception as error:
             last = (str(error).strip() or repr(error)).splitlines()[-1]
-            raise RequestFailed(f"{self.name} failed: {last[:200]}") from error
+            raise RequestFailed(f"{self.title} failed: {last[:200]}") from error
+
+    def generate(
+        self, conversation: Conversation, settings: Settings, speculative: bool
+    ) -> Sequence[int | str]:
+        [answer] = self.generate_many([(conversation, settings)], speculative)
+        return answer
+
+    def generate_many(self, requests: Sequence[Request], speculative: bool) -> list[Tokens]:
+        way = self if speculative or self.baseline is None else self.baseline
+        conversations, settings = [conversation for conversation, _ in requests], requests[0][1]
+        return [tokens for tokens, _ in way.answers(conversations, settings)]
+
+    def text(self, tokens: Sequence[int | str]) -> str:
+        return text_of(self.loaded, tokens)
+
+    def prompt_tokens(self, conversation: Conversation) -> int:
+        return len(self._prompt(conversation))
+
+    def margins(
+        self, conversation: Conversation, tokens: Tokens, pair: Tokens
+    ) -> tuple[float, float] | None:
+        if self.logits is None:
+            return None
+        prompt, ids = self._prompt(conversation), list(map(int, tokens))
+        first, second = map(int, pair)
+        short, long = (self.logits(prompt, ids, width) for width in (1, 8))
+        return float(short[first] - short[second]), float(long[first] - long[second])
 
     def close(self) -> None:
-        self.load.cache_clear()
+        for way in filter(None, (self, self.baseline)):
+            way.load.cache_clear()
+
+    def _prompt(self, conversation: Conversation) -> list[int]:
+        turns = messages(conversation)
+        return list(self.loaded.template.render_chat(turns, self.loaded.tokenizer))
 
 
-def peers_of(
-    engines: Iterable[str], loaded: LoadedPair, properties: dict[str, str]
-) -> Iterator[Peer]:
-    """All ways of these engines, with our target's `properties`, each with every draft length of
-    its mode. Raises BadInput for a pair that an engine cannot run, MissingPackage."""
-    for engine in engines:
-        module, function = ENGINES[engine].split(".")
-        ways = getattr(import_module(f"specdemo.bench.{module}"), function)
-        for way in ways(loaded, properties):
-            for length in LENGTHS.get(way.name.split("/")[1], (None,)):
-                yield replace(way, length=length)
+def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+    """All ways of the engine, with our target's `properties`, each with every draft length of its
+    method. Raises BadInput for a pair that the engine cannot run, MissingPackage."""
+    module, function = ADAPTERS[engine].split(".")
+    ways = getattr(import_module(f"specdemo.bench.{module}"), function)
+    for way in ways(loaded, properties):
+        for length in LENGTHS.get(way.method, (None,)):
+            yield replace(way, length=length)
+
+
+def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
+    """Each method of an engine's `peers` with this draft length, beside the autoregressive one."""
+    ways = {peer.method: peer for peer in reversed(peers) if "/" not in peer.method}
+    baseline = ways.pop(AUTOREGRESSIVE)
+    for way in reversed(ways.values()):
+        yield replace(way, baseline=baseline, length=way.length and length)
 
 
 def hf_tokenizer(folder: Path) -> Any:
@@ -116,7 +154,9 @@ def require_package(module: str, engine: str, extra: str) -> None:
 
 def sampling_options(settings: Settings, unlimited: int) -> dict[str, Any]:
     """Options that GenAI and transformers share; `unlimited` is the top-k for all tokens."""
+    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens}
+    options["repetition_penalty"] = settings.repetition_penalty
     if not settings.temperature:
-        return {"do_sample": False}
-    options = {"temperature": settings.temperature, "top_p": settings.top_p}
-    return {"do_sample": True, "top_k": settings.top_k or unlimited, **options}
+        return options | {"do_sample": False}
+    options |= {"temperature": settings.temperature, "top_p": settings.top_p}
+    return options | {"do_sample": True, "top_k": settings.top_k or unlimited}

@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from time import perf_counter
 from typing import Any, Literal
+
+import numpy as np
 
 from specdemo.bench.engines import (
     AuditedEngine,
@@ -80,6 +81,11 @@ class Plan:
     def conversations(self) -> list[Conversation]:
         return [(prompt.instruction,) for prompt in self.prompts]
 
+    def greedily(self, most: int | None = None, **changes: Any) -> list[Request]:
+        """The conversations, at `most` so many, with greedy settings and these `changes`."""
+        settings = replace(self.settings, temperature=0.0, **changes)
+        return [(conversation, settings) for conversation in self.conversations[:most]]
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -149,52 +155,53 @@ class Subject:
         differences = []
         for conversation, settings in requests:
             ours = self.baseline(conversation, settings)
+            failed = {"prompt": conversation, "position": -1}
             try:
                 theirs = self.answer(conversation, settings)
             except NotOffered:
                 raise
             except RequestFailed as error:
-                differences.append({"prompt": conversation, "position": -1, "cause": str(error)})
+                differences.append(failed | {"cause": str(error)})
                 continue
             if ours != theirs:
                 differences.append(self.difference(conversation, ours, theirs))
             elif wrong and (problem := wrong(self.engine.text(theirs))):
-                differences.append(
-                    {"prompt": conversation, "position": len(ours), "cause": problem}
-                )
+                differences.append(failed | {"position": len(ours), "cause": problem})
         return judged(len(requests), differences)
 
     def difference(
-        self, conversation: Conversation, ours: Tokens, theirs: Tokens
+        self,
+        conversation: Conversation,
+        first: Tokens,
+        second: Tokens,
+        names: tuple[str, str] = ("autoregressive", "speculative"),
     ) -> dict[str, Any]:
-        """The first difference, with both logit margins if the engine tells them."""
-        pairs = itertools.zip_longest(ours, theirs)
-        position, pair = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
-        shown = [
+        """The first difference of two answers, by these names, with both logit margins if the
+        engine tells them."""
+        pairs = itertools.zip_longest(first, second)
+        position, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        known = [token for token in pair if token is not None]
+        margins, cause = None, "one answer ends before the other"
+        if len(known) == 2:
+            margins = self.engine.margins(conversation, first[:position], (*known,))
+            if margins is None:
+                cause = "no margins"
+            elif margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING:
+                cause = "rounding"
+            else:
+                cause = "wrong rule"
+        texts = [
             None if token is None else self.engine.text([token]) or f"token {token}"
             for token in pair
         ]
-        difference = {
-            "prompt": conversation,
-            "position": position,
-            "margins": None,
-            "cause": "no margins",
-        }
-        difference |= {"autoregressive": shown[0], "speculative": shown[1]}
-        known = [token for token in pair if token is not None]
-        if len(known) < 2:
-            return difference | {"cause": "one answer ends before the other"}
-        margins = self.engine.margins(conversation, ours[:position], (*known,))
-        if margins is None:
-            return difference
-        flipped = margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING
-        return difference | {"margins": margins, "cause": "rounding" if flipped else "wrong rule"}
+        difference = {"prompt": conversation, "position": position, "margins": margins}
+        return difference | {"cause": cause} | dict(zip(names, texts, strict=True))
 
 
-def judged(cases: int, differences: Sequence[dict[str, Any]], note: str = "") -> Cell:
+def judged(cases: int, differences: Sequence[dict[str, Any]]) -> Cell:
     """The cell of so many cases of which those `differences` failed."""
     if not differences:
-        return Cell("pass", cases, 0, note)
+        return Cell("pass", cases)
     smallest = min(differences, key=lambda case: (case["position"], sum(map(len, case["prompt"]))))
     causes = Counter(case["cause"] for case in differences)
     note = "; ".join(f"{count} of {cases}: {cause}" for cause, count in causes.most_common())
@@ -202,8 +209,7 @@ def judged(cases: int, differences: Sequence[dict[str, Any]], note: str = "") ->
 
 
 def greedy(subject: Subject, plan: Plan) -> Cell:
-    settings = replace(plan.settings, temperature=0.0)
-    return subject.compare([(conversation, settings) for conversation in plan.conversations])
+    return subject.compare(plan.greedily())
 
 
 def seed(subject: Subject, plan: Plan) -> Cell:
@@ -231,18 +237,16 @@ def repeat(subject: Subject, plan: Plan) -> Cell:
 
 def batch(subject: Subject, plan: Plan) -> Cell:
     """Speculative answers alone, and among seven others."""
-    settings = replace(plan.settings, temperature=0.0)
-    conversations = (plan.conversations * TOGETHER)[:TOGETHER]
-    alone = [subject.answer(conversation, settings) for conversation in conversations]
-    together = subject.engine.generate_many([(one, settings) for one in conversations], True)
+    requests = (plan.greedily(TOGETHER) * TOGETHER)[:TOGETHER]
+    alone = [subject.answer(*request) for request in requests]
+    together = subject.engine.generate_many(requests, True)
     differences = []
-    for conversation, first, second in zip(conversations, alone, together, strict=True):
+    for (conversation, _), first, second in zip(requests, alone, together, strict=True):
         if first != second:
-            difference = subject.difference(conversation, first, second)
-            names = {"alone": difference.pop("autoregressive")}
-            names["among others"] = difference.pop("speculative")
-            differences.append(difference | names | {"cause": "depends on other requests"})
-    return judged(len(conversations), differences)
+            names = "alone", "among others"
+            difference = subject.difference(conversation, first, second, names)
+            differences.append(difference | {"cause": "depends on other requests"})
+    return judged(len(requests), differences)
 
 
 def end(subject: Subject, plan: Plan) -> Cell:
@@ -261,9 +265,8 @@ def end(subject: Subject, plan: Plan) -> Cell:
 
 def stop(subject: Subject, plan: Plan) -> Cell:
     """Stop strings from the middle of answers."""
-    settings = replace(plan.settings, temperature=0.0)
     requests = []
-    for conversation in plan.conversations[:FEW]:
+    for conversation, settings in plan.greedily(FEW):
         text = subject.engine.text(subject.baseline(conversation, settings))
         middle = text[len(text) // 2 :][:6]
         if middle.strip() and "\ufffd" not in middle:
@@ -280,19 +283,12 @@ def schema(subject: Subject, plan: Plan) -> Cell:
         except ValueError:
             return f"not JSON: {text[:80]!r}"
 
-    greedily = replace(plan.settings, temperature=0.0, json_schema=SCHEMA, max_new_tokens=64)
-    return subject.compare([(one, greedily) for one in plan.conversations[:FEW]], wrong)
+    return subject.compare(plan.greedily(FEW, json_schema=SCHEMA, max_new_tokens=64), wrong)
 
 
 def penalties(subject: Subject, plan: Plan) -> Cell:
-    settings = replace(
-        plan.settings,
-        temperature=0.0,
-        presence_penalty=0.5,
-        frequency_penalty=0.3,
-        repetition_penalty=1.2,
-    )
-    return subject.compare([(one, settings) for one in plan.conversations[:FEW]])
+    values = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
+    return subject.compare(plan.greedily(FEW, **values))
 
 
 def context(subject: Subject, plan: Plan) -> Cell:
@@ -323,28 +319,24 @@ def sampling(subject: Subject, plan: Plan) -> Cell:
     seconds = (perf_counter() - since) / TOGETHER
     draws = max(min(plan.draws, int(DRAW_SECONDS / seconds)), min(MIN_DRAWS, plan.draws))
     exact = engine.outcomes(prompt, settings, OUTCOME_TOKENS)
-    p_values: dict[str, float] = {}
-    distances: list[list[float]] = []
+    tests: dict[str, tuple[float, float, float]] = {}
     failures = 0
     for number, coupling in enumerate(engine.couplings):
-        begin = number * draws
-        coupled = replace(settings, coupling=coupling)
-        ours = Counter(draw(engine, coupled, range(begin, begin + draws), True))
-        failures += ours.pop((), 0)
-        if not ours:
+        seeds = range(number * draws, (number + 1) * draws)
+        answers = Counter(draw(engine, replace(settings, coupling=coupling), seeds, True))
+        failures += answers.pop((), 0)
+        if not answers:
             raise RequestFailed("None of the draws succeeded.")
-        if exact:
-            p_values[coupling], *distance = goodness(ours, exact)
-        else:
-            baseline = subject.baseline_draws(settings, draws)
-            p_values[coupling], *distance = homogeneity(ours, baseline)
-        distances.append(distance)
-    cases = draws * len(p_values)
+        others = [] if exact else [subject.baseline_draws(settings, draws)]
+        tests[coupling] = chi_square([answers, *others], exact)
+    cases = draws * len(tests)
+    p_values = {coupling: p_value for coupling, (p_value, *_) in tests.items()}
+    distance, floor = max(distances for _, *distances in tests.values())
     note = f"{failures} of {cases} draws failed" if failures else ""
     result: Result = "fail" if failures else "pass"
     example = {"prompt": prompt, "position": -1, "cause": note} if failures else None
-    least, (worst, floor) = min(p_values.values()), max(distances)
-    return Cell(result, cases, failures, note, example, least, p_values, draws, worst, floor)
+    least = min(p_values.values())
+    return Cell(result, cases, failures, note, example, least, p_values, draws, distance, floor)
 
 
 def sampled(plan: Plan) -> Settings:
@@ -393,48 +385,40 @@ def drawn(engine: AuditedEngine, request: Request, speculative: bool) -> Tokens:
         return ()
 
 
-def goodness(counts: Counter[Tokens], exact: Outcomes) -> tuple[float, float, float]:
-    """Chi-square test of `counts` against exact probabilities: the p-value (0 if an outcome was
-    drawn that is impossible), the total variation distance, and its mean for right draws."""
-    total = counts.total()
-    distance = 0.5 * sum(abs(counts[o] / total - exact.get(o, 0.0)) for o in {**exact, **counts})
-    variances = [share * (1 - share) / total for share in exact.values()]
-    floor = 0.5 * sum(math.sqrt(2 * variance / math.pi) for variance in variances)
-    if any(not exact.get(outcome) for outcome in counts):
+def chi_square(samples: Sequence[Counter[Tokens]], exact: Outcomes) -> tuple[float, float, float]:
+    """The chi-square test of one sample against `exact` probabilities or, without them, of two
+    samples of one unknown distribution: the p-value (0 if an outcome was drawn that is impossible),
+    the total variation distance, and its mean for right draws."""
+    outcomes = list(dict.fromkeys(itertools.chain(exact, *samples)))
+    counts = np.array([[sample[outcome] for outcome in outcomes] for sample in samples], float)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = counts.sum(axis=0) / totals.sum()
+    reference = counts[-1] / totals[-1]
+    if exact:
+        reference = shares = np.array([exact.get(outcome, 0.0) for outcome in outcomes])
+    distance = 0.5 * float(abs(counts[0] / totals[0] - reference).sum())
+    variances = shares * (1 - shares) * (1 / totals).sum()
+    floor = 0.5 * float(np.sqrt(2 * variances / math.pi).sum())
+    if counts[0][shares == 0].any():
         return 0.0, distance, floor
-    cells = merged([(counts[outcome], total * share) for outcome, share in exact.items()])
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    return chi_square_tail(statistic, len(cells) - 1), distance, floor
+    order = np.argsort(shares)
+    groups = merged(totals.min() * shares[order])
+    seen = np.add.reduceat(counts[:, order], groups, axis=1)
+    expected = totals * np.add.reduceat(shares[order], groups)
+    statistic = float(((seen - expected) ** 2 / expected).sum())
+    return chi_square_tail(statistic, len(groups) - 1), distance, floor
 
 
-def homogeneity(counts: Counter[Tokens], others: Counter[Tokens]) -> tuple[float, float, float]:
-    """As `goodness`, for two samples of the same unknown distribution."""
-    totals = counts.total(), others.total()
-    shares = {o: (counts[o] + others[o]) / sum(totals) for o in {**counts, **others}}
-    distance = 0.5 * sum(abs(counts[o] / totals[0] - others[o] / totals[1]) for o in shares)
-    scale = 1 / totals[0] + 1 / totals[1]
-    floor = 0.5 * sum(math.sqrt(2 * p * (1 - p) * scale / math.pi) for p in shares.values())
-    # A cell counts if both samples expect MIN_EXPECTED draws of it.
-    least = min(totals)
-    cells = merged([(counts[o] + 1j * others[o], least * share) for o, share in shares.items()])
-    statistic = 0.0
-    for seen, expected in cells:
-        for part, total in zip((seen.real, seen.imag), totals, strict=True):
-            mean = expected * total / least
-            statistic += (part - mean) ** 2 / mean
-    return chi_square_tail(statistic, len(cells) - 1), distance, floor
-
-
-def merged(cells: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
-    """The (seen, expected) of outcomes; rare ones are merged until MIN_EXPECTED draws of them are
-    expected."""
-    groups, seen, expected = [], 0, 0.0
-    for count, mean in sorted(cells, key=itemgetter(1)):
-        seen, expected = seen + count, expected + mean
-        if expected >= MIN_EXPECTED:
-            groups.append((seen, expected))
-            seen, expected = 0, 0.0
-    return groups
+def merged(expected: np.ndarray) -> list[int]:
+    """Where groups of outcomes begin, given the draws `expected` of each in ascending order: rare
+    ones are merged until MIN_EXPECTED draws of them are expected."""
+    groups, total = [0], 0.0
+    for place, mean in enumerate(expected):
+        if total >= MIN_EXPECTED:
+            groups.append(place)
+            total = 0.0
+        total += mean
+    return groups[:-1] if total < MIN_EXPECTED and len(groups) > 1 else groups
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:

@@ -4,7 +4,7 @@ import json
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any
 
 from specdemo import __version__
-from specdemo.bench.lengths import by_length
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
@@ -43,6 +42,13 @@ CORE_HOUR_PRICE = 0.05  # of a processor core, in whatever currency; the page's 
 PRICE = f"a million tokens at {CORE_HOUR_PRICE} a core and hour"
 WAYS = ("autoregressive", "speculative")
 
+PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
+"""Seconds by new tokens, (autoregressive, speculative), in arXiv 2311.04951: dolly-v2-12b with the
+draft dolly-v2-3b, K = 5, on its authors' machine. Ratios compare with those of other machines,
+seconds do not."""
+
+PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
+
 
 def head(pair: PairInfo | None, settings: Settings) -> dict[str, Any]:
     """What every report begins with: the machine, versions, pair and settings."""
@@ -70,89 +76,106 @@ def bench(
     report `lengths`. Setting `stop` ends the run within one forward, or one answer of a peer."""
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [(prompt, replace(settings, max_new_tokens=n)) for prompt in prompts for n in limits]
-    stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(work)
-    rows: list[dict[str, Any]] = []
-    figures: list[Summary] = []
-    ours: list[tuple[int, ...]] = []
-    raced: list[Trace] = []
+    stop, begun, total = stop or threading.Event(), perf_counter(), 1 + len(work)
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
+    rows: list[dict[str, Any]] = []
     report = {**head(session.info, settings), "rows": rows}
-    answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+    traces: list[Trace] = []
+    figures: list[Summary] = []
+    others = PeerAnswers(peers, details["skipped"], stop)
 
-    def ask(instruction: str, settings: Settings) -> Iterator[str]:
-        """Add each peer's answer to `answers`; leave a failed peer out. Yields the variants."""
-        for peer in list(answers):
-            variant = f"{peer.name} ({peer.settings['variant']})"
-            yield variant
-            if stop.is_set():
-                return
-            try:
-                answers[peer].append(peer.answer(instruction, settings))
-            except RequestFailed as error:
-                del answers[peer]
-                details["skipped"][variant] = str(error)
-
-    yield Progress("warming up", 0, total)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
+    yield Progress("warming up", 0, total)
     list(session.ask(Question(WARM_UP, short, baseline=True, stop=stop)))
-    for step in ask(WARM_UP, short):
-        yield Progress(step, 0, total)
-    answers = {peer: [] for peer in answers}
+    for variant in others.ask(WARM_UP, short):
+        yield Progress(variant, 0, total)
+    others.forget()
     for done, (prompt, settings) in enumerate(work, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
+        race = Question(prompt.instruction, settings, baseline=True, stop=stop)
         try:
-            asked = Question(prompt.instruction, settings, baseline=True, stop=stop)
-            traces = [trace_of(session.ask(asked)) for _ in range(repeats)]
+            races = [trace_of(session.ask(race)) for _ in range(repeats)]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue
-        trace = traces[-1]
-        if trace.identical is None:
+        if races[-1].identical is None:  # it was stopped
             break
-        report["pair"] = trace.pair
-        ours.append(trace.token_ids)
-        raced += traces
-        figures.append(combined(map(summarize, traces), median_low))
-        rows.append(row_of(prompt, traces, figures[-1]))
+        report["pair"] = races[-1].pair
+        traces += races
+        figures.append(combined(map(summarize, races), median_low))
+        rows.append(row_of(prompt, races, figures[-1]))
         if len(limits) > 1:
             rows[-1]["max_new_tokens"] = settings.max_new_tokens
-        if not rows[-1]["identical"]:
-            parted = [where(trace.difference) for trace in traces if not trace.identical]
-            details["differences"][prompt.id] = parted[0]
+        if different := [trace for trace in races if not trace.identical]:
+            details["differences"][prompt.id] = where(different[0].difference)
         yield report
-        for step in ask(prompt.instruction, settings):
-            yield Progress(f"{step}: {prompt.id}", done, total)
+        for variant in others.ask(prompt.instruction, settings):
+            yield Progress(f"{variant}: {prompt.id}", done, total)
         if len(rows) == PILOT_PROMPTS:
-            answers = _fastest(answers)
+            others.keep_fastest()
     report["summary"] = summary_of(rows, figures)
     if len(limits) > 1:
         report["lengths"] = by_length(rows, figures)
-    report["peers"] = {}
-    for peer, given in _fastest(answers).items():
-        same = all(one == own for (one, _), own in zip(given, ours, strict=False))
-        # Two engines draw different random numbers: sampled answers are not compared.
-        report["peers"][peer.name] = {
-            "tokens_per_s": _tokens_per_s(given),
-            "settings": peer.settings,
-            "identical": None if settings.temperature else same,
-        }
+    ours = [trace.token_ids for trace in traces[repeats - 1 :: repeats]]
+    # Two engines draw different random numbers: sampled answers are not compared.
+    report["peers"] = others.figures(None if settings.temperature else ours)
     details |= {"stopped": stop.is_set(), "total": combined(figures)}
-    details["positions"] = acceptance_by_position(raced)
+    details["positions"] = acceptance_by_position(traces)
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
-    yield report | {"details": details | {"seconds": perf_counter() - since}}
+    yield report | {"details": details | {"seconds": perf_counter() - begun}}
 
 
-def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:
-    """The fastest variant of each peer name, without variants that answered nothing."""
-    slowest_first = sorted(answers, key=lambda peer: _tokens_per_s(answers[peer]))
-    best = {peer.name: peer for peer in slowest_first if answers[peer]}
-    return {peer: answers[peer] for peer in answers if best.get(peer.name) is peer}
+class PeerAnswers:
+    """The answers of peers to the prompts so far. One that fails is left out, and named in
+    `skipped` with the reason."""
 
+    def __init__(self, peers: Sequence[Peer], skipped: dict[str, str], stop: threading.Event):
+        self._answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+        self._skipped, self._stop = skipped, stop
 
-def _tokens_per_s(answers: Sequence[Answer]) -> float:
-    """Decoding tokens per second: the first token of an answer comes from prefill."""
-    tokens = sum(len(ids) - 1 for ids, _ in answers)
-    return over(tokens, sum(seconds for _, seconds in answers)) or 0.0
+    def ask(self, instruction: str, settings: Settings) -> Iterator[str]:
+        """Add each peer's answer. Yields the name of each variant before it answers."""
+        for peer in list(self._answers):
+            variant = f"{peer.title} ({peer.variant})"
+            yield variant
+            if self._stop.is_set():
+                return
+            try:
+                self._answers[peer] += peer.answers([(instruction,)], settings)
+            except RequestFailed as error:
+                del self._answers[peer]
+                self._skipped[variant] = str(error)
+
+    def forget(self) -> None:
+        self._answers = {peer: [] for peer in self._answers}
+
+    def keep_fastest(self) -> None:
+        """Leave out all but the fastest variant of each name, and those without an answer."""
+        slowest_first = sorted(self._answers, key=self._tokens_per_s)
+        best = {peer.title: peer for peer in slowest_first if self._answers[peer]}
+        fastest = [peer for peer in self._answers if best.get(peer.title) is peer]
+        self._answers = {peer: self._answers[peer] for peer in fastest}
+
+    def figures(self, ours: Sequence[tuple[int, ...]] | None) -> dict[str, Any]:
+        """The `peers` of a report; `identical` to our answers `ours`, if these are compared."""
+        self.keep_fastest()
+        return {
+            peer.title: {
+                "tokens_per_s": self._tokens_per_s(peer),
+                "settings": peer.facts,
+                "identical": None if ours is None else self._identical(peer, ours),
+            }
+            for peer in self._answers
+        }
+
+    def _tokens_per_s(self, peer: Peer) -> float:
+        """Decoding tokens per second: the first token of an answer comes from prefill."""
+        tokens = sum(len(ids) - 1 for ids, _ in self._answers[peer])
+        return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
+
+    def _identical(self, peer: Peer, ours: Sequence[tuple[int, ...]]) -> bool:
+        theirs = [ids for ids, _ in self._answers[peer]]
+        return theirs == list(ours[: len(theirs)])
 
 
 def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> dict[str, Any]:
@@ -174,11 +197,11 @@ def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> di
     """The summary of the rows and their figures: ratios of totals, never means of rates."""
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
-    for row, one in zip(rows, figures, strict=True):
-        tasks.setdefault(row["task"], []).append(one)
+    for row, summary in zip(rows, figures, strict=True):
+        tasks.setdefault(row["task"], []).append(summary)
     return {
         "speedup": total.speedup,
-        "speedup_by_task": {task: combined(found).speedup for task, found in tasks.items()},
+        "speedup_by_task": {task: combined(each).speedup for task, each in tasks.items()},
         "worst_prompt_speedup": min(filter(None, (row["speedup"] for row in rows)), default=None),
         "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
         "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
@@ -196,6 +219,30 @@ def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> di
             "speculative": over(total.joules, total.decoded),
         },
     }
+
+
+def by_length(
+    rows: Sequence[Mapping[str, Any]], figures: Sequence[Summary]
+) -> list[dict[str, Any]]:
+    """For each `max_new_tokens` of a report's rows: mean seconds of decoding, ratio of totals."""
+    lengths = []
+    for limit in dict.fromkeys(row["max_new_tokens"] for row in rows):
+        same = [
+            pair for pair in zip(rows, figures, strict=True) if pair[0]["max_new_tokens"] == limit
+        ]
+        total, count = combined(summary for _, summary in same), len(same)
+        lengths.append(
+            {
+                "max_new_tokens": limit,
+                "answers": count,
+                "tokens": sum(row["tokens"] for row, _ in same) / count,
+                "autoregressive_s": over(total.baseline_decode_seconds, count),
+                "speculative_s": total.decode_seconds / count,
+                "speedup": total.speedup,
+                "identical": all(row["identical"] for row, _ in same),
+            }
+        )
+    return lengths
 
 
 def tables(report: dict[str, Any]) -> dict[str, Table]:

@@ -7,7 +7,14 @@ from typing import Any
 
 import httpx
 
-from specdemo.bench.engines import AuditedEngine, Conversation, NotOffered, Request, Tokens
+from specdemo.bench.engines import (
+    AuditedEngine,
+    Conversation,
+    NotOffered,
+    Request,
+    Tokens,
+    messages,
+)
 from specdemo.errors import RequestFailed
 from specdemo.runs.settings import Settings
 
@@ -32,7 +39,7 @@ class ServerEngine(AuditedEngine):
         self.facts = {"server": url, "baseline": baseline}
         self._models: dict[str, str] = {}
         self._logprobs = True
-        self._margins: dict[tuple[Request, bool], list[dict[str, float]]] = {}
+        self._likeliest: dict[tuple[Request, bool], list[dict[str, float]]] = {}
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool
@@ -48,29 +55,31 @@ class ServerEngine(AuditedEngine):
                 self._logprobs = False
         if not self._logprobs:
             choice = self._ask(url, body)
-        content = (choice.get("logprobs") or {}).get("content")
-        if not content:
+        tokens = (choice.get("logprobs") or {}).get("content")
+        if not tokens:
             return tuple(choice["message"]["content"] or "")
-        likeliest = [
-            {top["token"]: top["logprob"] for top in one.get("top_logprobs") or ()}
-            for one in content
+        self._likeliest[(conversation, settings), speculative] = [
+            {top["token"]: top["logprob"] for top in token.get("top_logprobs") or ()}
+            for token in tokens
         ]
-        self._margins[(conversation, settings), speculative] = likeliest
-        return tuple(one["token"] for one in content)
+        return tuple(token["token"] for token in tokens)
 
     def margins(
         self, conversation: Conversation, tokens: Tokens, pair: Tokens
     ) -> tuple[float, float] | None:
         """Differences of log-probabilities are differences of logits."""
-        found = []
-        for way in (False, True):
-            for ((asked, _), speculative), likeliest in self._margins.items():
-                if asked == conversation and speculative == way and len(likeliest) > len(tokens):
-                    known = likeliest[len(tokens)]
-                    if pair[0] in known and pair[1] in known:
-                        found.append(known[str(pair[0])] - known[str(pair[1])])
-                        break
-        return (found[0], found[1]) if len(found) == 2 else None
+        short, long = (self._margin(conversation, way, len(tokens), pair) for way in (False, True))
+        return None if short is None or long is None else (short, long)
+
+    def _margin(
+        self, conversation: Conversation, speculative: bool, position: int, pair: Tokens
+    ) -> float | None:
+        for ((question, _), way), likeliest in self._likeliest.items():
+            if (question, way) == (conversation, speculative) and position < len(likeliest):
+                top = likeliest[position]
+                if pair[0] in top and pair[1] in top:
+                    return top[str(pair[0])] - top[str(pair[1])]
+        return None
 
     def close(self) -> None:
         self._client.close()
@@ -102,24 +111,18 @@ def _base(url: str) -> str:
 
 def _body(conversation: Conversation, settings: Settings) -> dict[str, Any]:
     """The request in OpenAI's terms; other servers' parameters only where they change something."""
-    turns = [
-        {"role": ("user", "assistant")[turn % 2], "content": text}
-        for turn, text in enumerate(conversation)
-    ]
-    body: dict[str, Any] = {
-        "messages": turns,
-        "max_tokens": settings.max_new_tokens,
-        "temperature": settings.temperature,
-        "seed": settings.seed,
+    changing = {
+        "top_k": settings.temperature and settings.top_k,
+        "presence_penalty": settings.presence_penalty,
+        "frequency_penalty": settings.frequency_penalty,
+        "stop": settings.stop,
     }
-    if settings.top_k and settings.temperature:
-        body["top_k"] = settings.top_k
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(settings, name):
-            body[name] = getattr(settings, name)
-    if settings.stop:
-        body["stop"] = list(settings.stop)
+    body: dict[str, Any] = {name: value for name, value in changing.items() if value}
+    body["messages"] = [
+        {"role": message.role, "content": message.content} for message in messages(conversation)
+    ]
+    body |= {"max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
     if settings.json_schema:
         named = {"name": "answer", "schema": json.loads(settings.json_schema), "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
-    return body
+    return body | {"seed": settings.seed}

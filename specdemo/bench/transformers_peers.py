@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from specdemo.bench.engines import NotOffered
 from specdemo.bench.genai_peer import ir_logits
 from specdemo.bench.peers import (
     ALL_OFFERED,
+    AUTOREGRESSIVE,
     LOOKUP_NGRAM,
     Answer,
-    Generate,
-    NotOffered,
+    Logits,
     Peer,
     hf_tokenizer,
     require_package,
@@ -31,7 +33,7 @@ from specdemo.runs.settings import Settings
 
 def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """transformers on the same checkpoints, or the GGUF file that a target was converted from. All
-    modes share one copy of the weights, with the dtype in `properties`. A draft model that is not
+    methods share one copy of the weights, with the dtype in `properties`. A draft model that is not
     on a torch device is left out."""
     checkpoint, device = loaded.target, loaded.device
     if not isinstance(checkpoint, Checkpoint):
@@ -50,9 +52,10 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pee
         why = "the draft model is on no torch device; name one with --draft-device."
         print(f"transformers/speculative was left out: {why}", file=sys.stderr)
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    settings = {"dtype": str(target.dtype), "device": str(target.device)}
-    kind = settings["dtype"].removeprefix("torch.")
-    yield from _generating("transformers", loaded, folder, target, draft, kind, settings)
+    models = _Models(loaded, folder, target, draft)
+    facts = {"dtype": str(target.dtype), "device": str(target.device)}
+    variant = facts["dtype"].removeprefix("torch.")
+    yield from models.ways("transformers", variant, facts, models.logits)
 
 
 def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
@@ -68,73 +71,69 @@ def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
         config = AutoConfig.from_pretrained(xml.parent, **gguf)
         return OVModelForCausalLM.from_pretrained(xml.parent, config=config, ov_config=properties)
 
-    target, draft = model(loaded.target), loaded.draft and model(loaded.draft)
-    folder = loaded.target.parent
-    yield from _generating("optimum-intel", loaded, folder, target, draft, "IR", properties)
+    draft = loaded.draft and model(loaded.draft)
+    models = _Models(loaded, loaded.target.parent, model(loaded.target), draft)
+    logits = partial(ir_logits, loaded, tuple(properties.items()))
+    yield from models.ways("optimum-intel", "IR", properties, logits)
 
 
-def _generating(
-    engine: str,
-    loaded: LoadedPair,
-    folder: Path,
-    target: Any,
-    draft: Any,
-    kind: str,
-    settings: dict[str, str],
-) -> Iterator[Peer]:
-    """The modes of transformers' `generate`, which optimum-intel's models have too."""
-    drafts = {"autoregressive": None, "prompt-lookup": None}
-    for mode, assistant in (drafts | ({"speculative": draft} if draft else {})).items():
-        load = cache(partial(_load, loaded, folder, target, assistant))
-        logits = partial(ir_logits, loaded, tuple(settings.items()))
-        if engine == "transformers":
-            logits = partial(_module_logits, target)
-        offers = ALL_OFFERED - {"schema"}
-        yield Peer(loaded, f"{engine}/{mode}", kind, settings, load, None, offers, logits)
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """A target and a draft model with transformers' `generate`."""
 
+    loaded: LoadedPair
+    folder: Path
+    target: Any
+    draft: Any
 
-def _module_logits(target: Any, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
-    import torch
+    def ways(
+        self, engine: str, variant: str, properties: dict[str, str], logits: Logits
+    ) -> Iterator[Peer]:
+        drafted = ["speculative"] if self.draft is not None else []
+        for method in (AUTOREGRESSIVE, "prompt-lookup", *drafted):
+            yield Peer(
+                loaded=self.loaded,
+                name=engine,
+                method=method,
+                variant=variant,
+                properties=properties,
+                load=cache(lambda method=method: partial(self.answers, method)),
+                offers=ALL_OFFERED - {"schema"},
+                logits=logits,
+            )
 
-    ids = torch.tensor([[*prompt, *tokens]], device=target.device)
-    with torch.no_grad():
-        before = target(ids[:, :-width], use_cache=True).past_key_values
-        output = target(ids[:, -width:], past_key_values=before)
-    logits: np.ndarray = output.logits[0, -1].float().cpu().numpy()
-    return logits
+    def answers(
+        self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
+    ) -> list[Answer]:
+        return [self.answer(method, length, ids, settings) for ids in prompts]
 
+    def answer(self, method: str, length: int | None, ids: list[int], settings: Settings) -> Answer:
+        """The seconds begin after the first round, but its tokens count. This favours the peer."""
+        import torch
 
-def _load(loaded: LoadedPair, folder: Path, target: Any, draft: Any) -> Generate:
-    """The seconds begin after the first round, but its tokens count. This favours the peer."""
-    import torch
-
-    def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
-        return [answer(length, ids, settings) for ids in prompts]
-
-    def answer(length: int | None, ids: list[int], settings: Settings) -> Answer:
+        times: list[float] = []  # of the prompt, then of each round
+        stop_ids = self.loaded.stop_ids
         options = sampling_options(settings, 0) | {
-            "repetition_penalty": settings.repetition_penalty
+            "eos_token_id": None if settings.ignore_eos else sorted(stop_ids) or None,
+            "pad_token_id": min(stop_ids, default=0),
+            "streamer": SimpleNamespace(
+                put=lambda _: times.append(perf_counter()), end=lambda: None
+            ),
         }
         if settings.stop:
-            options |= {"stop_strings": list(settings.stop), "tokenizer": hf_tokenizer(folder)}
-        if draft is not None:
-            options["assistant_model"] = draft
-            draft.generation_config.num_assistant_tokens = length
-            draft.generation_config.num_assistant_tokens_schedule = "constant"
-            draft.generation_config.assistant_confidence_threshold = 0.0
-        elif length is not None:
+            options |= {"stop_strings": list(settings.stop), "tokenizer": hf_tokenizer(self.folder)}
+        if method == "speculative":
+            options["assistant_model"] = self.draft
+            config = self.draft.generation_config
+            config.num_assistant_tokens = length
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0
+        elif method == "prompt-lookup":
             options |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAM}
-        times: list[float] = []  # of the prompt, then of each round
         torch.manual_seed(settings.seed)
-        tokens = torch.tensor([ids], device=target.device)
-        options |= {"max_new_tokens": settings.max_new_tokens}
-        options["streamer"] = SimpleNamespace(
-            put=lambda _: times.append(perf_counter()), end=lambda: None
-        )
-        options["eos_token_id"] = None if settings.ignore_eos else sorted(loaded.stop_ids) or None
-        options["pad_token_id"] = min(loaded.stop_ids, default=0)
+        tokens = torch.tensor([ids], device=self.target.device)
         try:
-            whole = target.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+            whole = self.target.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
         except AttributeError as error:
             if "crop" not in str(error):  # of optimum-intel's KV cache
                 raise
@@ -142,4 +141,13 @@ def _load(loaded: LoadedPair, folder: Path, target: Any, draft: Any) -> Generate
         seconds = times[-1] - times[1] if len(times) > 1 else 0.0
         return tuple(whole[0, len(ids) :].tolist()), seconds
 
-    return generate
+    def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
+        """As `peers.Logits`, of a target in torch."""
+        import torch
+
+        ids = torch.tensor([[*prompt, *tokens]], device=self.target.device)
+        with torch.no_grad():
+            before = self.target(ids[:, :-width], use_cache=True).past_key_values
+            output = self.target(ids[:, -width:], past_key_values=before)
+        logits: np.ndarray = output.logits[0, -1].float().cpu().numpy()
+        return logits

@@ -39,22 +39,10 @@ MANNERS = (
 """Endings that make more prompts of those of a set."""
 
 EngineName = Annotated[
-    str,
-    Field(pattern=r"^(openvino-genai|llama-cpp|transformers|optimum-intel|[\w.]+:\w+)$"),
+    str, Field(pattern=r"^(openvino-genai|llama-cpp|transformers|optimum-intel|[\w.]+:\w+)$")
 ]
-
-
 PropertyName = Literal[
-    "greedy",
-    "seed",
-    "repeat",
-    "batch",
-    "sampling",
-    "end",
-    "stop",
-    "schema",
-    "penalties",
-    "context",
+    "greedy", "seed", "repeat", "batch", "sampling", "end", "stop", "schema", "penalties", "context"
 ]
 
 
@@ -86,51 +74,51 @@ class AuditOptions(PromptOptions):
         """As many prompts as --limit says; a set with fewer is asked in several manners."""
         prompts, limit = self.read(), self.limit or 0
         more = [
-            BenchPrompt(f"{one.id}{manner}", one.task, one.instruction + manner)
+            BenchPrompt(f"{prompt.id}{manner}", prompt.task, prompt.instruction + manner)
             for manner in MANNERS
-            for one in prompts
+            for prompt in prompts
         ]
         return tuple(more[: max(limit, len(prompts))])
 
 
 @click.command()
-@options_of(AuditOptions, "asked", variables=False)
+@options_of(AuditOptions, "options", variables=False)
 @answer_options
 def audit(
-    asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+    options: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    check_output(asked.html, "--html")
+    check_output(options.html, "--html")
     from specdemo.bench import auditor, properties
     from specdemo.bench.report import head
 
     if settings.top_k > properties.MAX_TOP_K:
         most = properties.MAX_TOP_K
         raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {most}.")
-    if asked.resume and (json_file in (None, "-") or not Path(json_file or "").is_file()):
+    if options.resume and (json_file in (None, "-") or not Path(json_file or "").is_file()):
         raise BadInput("--resume needs --json with the file of an earlier report.")
-    only = asked.only or get_args(PropertyName)
-    plan = properties.Plan(asked.cases(), settings, asked.draws, only)
+    only = options.only or get_args(PropertyName)
+    plan = properties.Plan(options.cases(), settings, options.draws, only)
     report: dict[str, Any] = {"rows": [], "left_out": {}}
-    if asked.resume:
+    if options.resume:
         report = json.loads(Path(json_file or "").read_text(encoding="utf-8"))
     out = sys.stderr if json_file == "-" else sys.stdout
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
-        if asked.server:
-            engines: Iterator[AuditedEngine] = _server(asked)
+        if options.server:
+            engines: Iterator[AuditedEngine] = _server(options)
             info, pair = None, ""
         else:
             from specdemo.pairs.registry import OWN
             from specdemo.runs.session import Session
 
             loaded = load_pair(choice)
-            session = stack.enter_context(Session(loaded, threads=asked.threads))
+            session = stack.enter_context(Session(loaded, threads=options.threads))
             loaded.check.require()
             info = session.info
             own = " with ".join(filter(None, (info.target, info.draft)))
             pair = own if info.name == OWN else info.name
-            pair += f", {asked.threads} threads" if asked.threads else ""
-            engines = _engines(session, asked, settings, report)
+            pair += f", {options.threads} threads" if options.threads else ""
+            engines = _engines(session, options, settings, report)
         report |= head(info, settings)
         report["prompts"], report["draws"] = len(plan.prompts), plan.draws
         for event in auditor.audit(engines, plan, report, pair):
@@ -142,10 +130,10 @@ def audit(
     _show(report, out)
     if json_file:
         write_json(as_json(report), json_file)
-    if asked.html:
+    if options.html:
         from specdemo.bench.audit_page import page
 
-        Path(asked.html).write_text(page(json.loads(as_json(report))), encoding="utf-8")
+        Path(options.html).write_text(page(json.loads(as_json(report))), encoding="utf-8")
     if any(auditor.failures(row) for row in report["rows"] if row["engine"] in OURS):
         raise RequestFailed("Speculative decoding changes the output.")
 
@@ -154,34 +142,33 @@ OURS = "specdemo", "server"
 """The engines whose failures are those of the command."""
 
 
-def _server(asked: AuditOptions) -> Iterator[AuditedEngine]:
+def _server(options: AuditOptions) -> Iterator[AuditedEngine]:
     from specdemo.bench.server_engine import ServerEngine
 
-    yield ServerEngine(asked.server, asked.server_baseline or None, asked.server_seed)
+    yield ServerEngine(options.server, options.server_baseline or None, options.server_seed)
 
 
 def _engines(
-    session: Session, asked: AuditOptions, settings: Settings, report: dict[str, Any]
+    session: Session, options: AuditOptions, settings: Settings, report: dict[str, Any]
 ) -> Iterator[AuditedEngine]:
     """Ours, then the peers. One that cannot run is named in the report and on stderr."""
-    from specdemo.bench import engines
-    from specdemo.bench.peers import peers_of
+    from specdemo.bench import engines, peers
     from specdemo.bench.properties import DRAFT_TOKENS
 
     yield from engines.own_engines(session, settings.drafter)
     properties = session.target_properties(settings.numerics)
-    for name in asked.peers or ():
+    for name in options.peers or ():
         if ":" in name:
             yield engines.imported(name)
             continue
         try:
-            peers = list(peers_of([name], session.loaded, properties))
+            ways = list(peers.peers_of(name, session.loaded, properties))
         except (BadInput, MissingPackage) as error:
             report["left_out"][name] = str(error)
             click.echo(f"{name} is left out: {error}", err=True)
             continue
         report["left_out"].pop(name, None)
-        yield from engines.peer_engines(peers, settings.draft_tokens or DRAFT_TOKENS)
+        yield from peers.audited(ways, settings.draft_tokens or DRAFT_TOKENS)
 
 
 def _show(report: dict[str, Any], out: TextIO) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 from pydantic import Field
@@ -23,10 +21,6 @@ from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
 from specdemo.runs.trace import as_json
-
-if TYPE_CHECKING:
-    from specdemo.bench.peers import Peer
-    from specdemo.runs.session import Session
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -56,20 +50,29 @@ class BenchSettings(Settings):
 
 
 @click.command()
-@options_of(BenchOptions, "asked", variables=False)
+@options_of(BenchOptions, "options", variables=False)
 @partial(answer_options, kind=BenchSettings)
 def bench(
-    asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
+    options: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
 ) -> None:
-    check_output(asked.html, "--html")
+    check_output(options.html, "--html")
     from specdemo.bench import report
 
     out = sys.stderr if json_file == "-" else sys.stdout
-    prompts = asked.read()
+    from specdemo.bench.peers import peers_of
+    from specdemo.runs.session import Session
+
+    prompts = options.read()
     longest, lengths = settings.each()
-    with session_with_peers(asked, choice, longest) as (session, peers), progress_bar() as bar:
+    loaded = load_pair(choice)
+    with Session(loaded) as session, progress_bar() as bar:
+        loaded.check.require()
+        properties = session.target_properties(longest.numerics)
+        peers = [
+            peer for name in options.peers or () for peer in peers_of(name, loaded, properties)
+        ]
         for event in report.bench(
-            session, prompts, longest, lengths=lengths, repeats=asked.repeats, peers=peers
+            session, prompts, longest, lengths=lengths, repeats=options.repeats, peers=peers
         ):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
@@ -79,23 +82,9 @@ def bench(
         show(title, table, out)
     if not figures["rows"]:
         raise RequestFailed("None of the prompts could be run.")
-    if asked.html:
-        from specdemo.bench.figures import page  # imports plotly
+    if options.html:
+        from specdemo.bench.bench_page import page  # imports plotly
 
-        Path(asked.html).write_text(page(figures), encoding="utf-8")
+        Path(options.html).write_text(page(figures), encoding="utf-8")
     if json_file:
         write_json(as_json(figures), json_file)
-
-
-@contextmanager
-def session_with_peers(
-    asked: PromptOptions, choice: ModelChoice, settings: Settings
-) -> Iterator[tuple[Session, list[Peer]]]:
-    from specdemo.bench.peers import peers_of
-    from specdemo.runs.session import Session
-
-    loaded = load_pair(choice)
-    with Session(loaded) as session:
-        loaded.check.require()
-        properties = session.target_properties(settings.numerics)
-        yield session, list(peers_of(asked.peers or (), loaded, properties))

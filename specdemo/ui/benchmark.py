@@ -14,9 +14,8 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.charts import by_prompt, wall_clock
-from specdemo.bench.lengths import PAPER_PROMPT, by_length
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import head, row_of, summary_of
+from specdemo.bench.report import PAPER_PROMPT, by_length, head, row_of, summary_of
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
