@@ -17,7 +17,7 @@ from fakes import FakeSession
 from rich.console import Console
 
 from specdemo import cli
-from specdemo.commands import shared
+from specdemo.commands import run, shared
 from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
@@ -95,33 +95,34 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
 
 
 def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(
-    embedded_pair, tmp_path
+    tiny_llama_pair, capsys, monkeypatch, tmp_path
 ):
+    monkeypatch.setattr(run, "load_pair", lambda choice: tiny_llama_pair)
     file = tmp_path / "trace.json"
-    options = ["--pair", "embedded", "--max-new-tokens", "100", "--draft-tokens", "3"]
-    done = specdemo("run", QUESTION, *options, "--baseline", "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    options = ["--max-new-tokens", "40", "--draft-tokens", "3", "--baseline", "--json", str(file)]
+    assert cli.main(["run", QUESTION, *options]) == 0
+    out = capsys.readouterr().out
     trace = from_json(file.read_text())
     assert (trace.instruction, trace.settings.draft_tokens) == (QUESTION, 3)
     assert trace.identical is True
     assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
-    assert trace.text == embedded_pair.tokenizer.decode(trace.token_ids)
+    assert trace.text == tiny_llama_pair.tokenizer.decode(trace.token_ids)
     for shown in (terminal.printable(trace.text, "\n"), "identical", trace.pair.numerics_found):
-        assert shown in done.stdout
-    assert "\x1b" not in done.stdout, "not a terminal"
+        assert shown in out
+    assert "\x1b" not in out, "not a terminal"
 
 
-def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(tiny, tmp_path):
+def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(
+    tiny, tmp_path, capsys
+):
     file = tmp_path / "trace.json"
-    instruction = os.fsdecode(b"caf\xe9?")
     options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
-    done = specdemo("run", instruction, *options, PYTHONIOENCODING="ascii")
+    done = specdemo("run", os.fsdecode(b"caf\xe9?"), *options, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert (
-        from_json(file.read_text(encoding="utf-8")).instruction == "caf\N{REPLACEMENT CHARACTER}?"
-    )
-    done = specdemo("run", "word " * 3000, *options)
-    assert done.returncode == 2 and "2048" in done.stderr
+    instruction = from_json(file.read_text(encoding="utf-8")).instruction
+    assert instruction == "caf\N{REPLACEMENT CHARACTER}?"
+    assert cli.main(["run", "word " * 3000, *options]) == 2
+    assert "2048" in capsys.readouterr().err
 
 
 def test_a_place_for_output_is_checked_and_not_overwritten(tmp_path):
@@ -138,7 +139,7 @@ def test_a_command_that_is_interrupted_leaves_no_empty_file(tmp_path):
     )
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
     command = [sys.executable, "-m", "specdemo", "pairs", "--json", str(tmp_path / "pairs.json")]
     done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], cwd=ROOT)
@@ -157,7 +158,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence():
 
 @click.command()
 @shared.answer_options
-def asked(json_file, choice, settings):
+def parsed(json_file, choice, settings):
     return choice, settings
 
 
@@ -169,24 +170,24 @@ def test_variables_stand_for_options_and_options_go_before_them(monkeypatch):
         (["--assistant-model", "c"], (ModelChoice(model="a", assistant_model="c"), "fast")),
         (["--pair", "dolly-7b", "--numerics", "exact"], (ModelChoice(pair="dolly-7b"), "exact")),
     ):
-        choice, settings = asked.main(options, standalone_mode=False)
+        choice, settings = parsed.main(options, standalone_mode=False)
         assert (choice, settings.numerics, settings.top_k) == (*expected, 0)
 
 
 def test_a_json_schema_is_read_from_a_file(tmp_path):
     file = tmp_path / "schema.json"
     file.write_text('{"type": "object"}')
-    _, settings = asked.main(["--json-schema", str(file)], standalone_mode=False)
+    _, settings = parsed.main(["--json-schema", str(file)], standalone_mode=False)
     assert settings.json_schema == '{"type": "object"}'
     file.write_bytes(b"\xff\xfe")
     for path in (file, tmp_path / "none.json"):
         with pytest.raises(BadInput, match=f"--json-schema {re.escape(str(path))} cannot be read"):
-            asked.main(["--json-schema", str(path)], standalone_mode=False)
+            parsed.main(["--json-schema", str(path)], standalone_mode=False)
 
 
 def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
-    found = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
-    monkeypatch.setattr(registry, "default_pair", lambda: found)
+    default = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
+    monkeypatch.setattr(registry, "default_pair", lambda: default)
     assert shared.chosen_pair(ModelChoice()) is registry.EMBEDDED
     assert capsys.readouterr().err == "pair embedded: it fits.\n"
 

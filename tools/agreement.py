@@ -14,12 +14,11 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
-from specdemo.commands.shared import answer_options, load_pair, options_of, write_json
+from specdemo.commands.shared import answer_options, load_pair, options_of, write_report
 from specdemo.engine.messages import Forward, Reply, Run
 from specdemo.engine.request import Request, Target
 from specdemo.errors import BadInput
 from specdemo.host import measured
-from specdemo.host.terminal import show
 from specdemo.options import CONFIG, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, vocabulary_difference
@@ -27,7 +26,6 @@ from specdemo.pairs.registry import NO_DRAFT
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json
 
 TOGETHER = 16  # tokens per forward
 
@@ -95,9 +93,7 @@ def command(
     pair, reference = loaded.info.name, compared.info.name
     measured.keep(measured.AGREEMENT, {"pair": pair}, (reference, counts["agreement"]))
     figures = {"pair": pair, "reference": reference, **counts}
-    show("Tokens that both would choose", [figures], sys.stderr)
-    if json_file:
-        write_json(as_json(figures), json_file)
+    write_report(figures, json_file, {"Tokens that both would choose": [figures]})
 
 
 if __name__ == "__main__":

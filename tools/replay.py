@@ -27,7 +27,13 @@ from pydantic.dataclasses import dataclass as checked
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
-from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.commands.shared import (
+    answer_options,
+    check_output,
+    load_pair,
+    options_of,
+    write_report,
+)
 from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
 from specdemo.engine.draft_head import DraftHead
@@ -51,13 +57,11 @@ from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round, Source
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
-from specdemo.host.terminal import show
 from specdemo.options import CONFIG, SPLIT, option, sentence
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json
 
 COST_TABLES = Path(__file__).with_name("cost_tables.json")
 
@@ -459,19 +463,16 @@ def command(
     """Record answers, or decode recorded ones again over cost tables. Prints speed-ups, and the
     share of tokens that each source guesses rightly."""
     check_output(options.record, "--record")
-    tables = cost_tables(options.costs)
+    costs = cost_tables(options.costs)
     records = read_records(options.replay) if options.replay else []
     loaded = load_pair(choice)
     if options.record:
         with Session(loaded) as session:
             write_records(list(record(session, options.read(), settings)), options.record)
-    rows = list(replay_all(records, tables, options.without or ()))
+    rows = list(replay_all(records, costs, options.without or ()))
     shares = list(agreements(records))
-    out = sys.stderr if json_file == "-" else sys.stdout
-    show("Speed-up by cost table", rows, out)
-    show("Share of tokens guessed rightly", shares, out)
-    if json_file:
-        write_json(as_json({"speedups": rows, "agreement": shares}), json_file)
+    tables = {"Speed-up by cost table": rows, "Share of tokens guessed rightly": shares}
+    write_report({"speedups": rows, "agreement": shares}, json_file, tables if records else {})
 
 
 if __name__ == "__main__":

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
-from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.commands.shared import (
+    answer_options,
+    check_output,
+    load_pair,
+    options_of,
+    write_json,
+    write_report,
+)
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.progress import Progress
-from specdemo.host.terminal import printable, progress_bar, show
+from specdemo.host.terminal import Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
@@ -101,7 +107,6 @@ def audit(
     report: dict[str, Any] = {"rows": [], "left_out": {}}
     if options.resume:
         report = json.loads(Path(json_file or "").read_text(encoding="utf-8"))
-    out = sys.stderr if json_file == "-" else sys.stdout
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:
@@ -127,9 +132,7 @@ def audit(
             elif json_file not in (None, "-"):
                 write_json(as_json(event), json_file)
     report["versions"] = head(info, settings)["versions"]  # with those imported since
-    _show(report, out)
-    if json_file:
-        write_json(as_json(report), json_file)
+    write_report(report, json_file, _tables(report))
     if options.html:
         from specdemo.bench.audit_page import page
 
@@ -171,21 +174,19 @@ def _engines(
         yield from peers.audited(ways, settings.draft_tokens or DRAFT_TOKENS)
 
 
-def _show(report: dict[str, Any], out: TextIO) -> None:
+def _tables(report: dict[str, Any]) -> dict[str, Table]:
     from specdemo.bench.auditor import failures
     from specdemo.bench.properties import PROPERTIES
 
-    names = {"engine": 0, "method": 0, "pair": 0}
-    table, wrong = [], []
+    results, wrong = [], []
     for row in report["rows"]:
-        first = {name: row[name] for name in names}
-        results = {
+        subject = {name: row[name] for name in ("engine", "method", "pair")}
+        cells = {
             title: row["cells"][name]["result"].replace("not offered", "-")
             for name, (title, _) in PROPERTIES.items()
             if name in row["cells"]
         }
-        table.append(first | results)
+        results.append(subject | cells)
         for name, cell in failures(row).items():
-            wrong.append(first | {"property": PROPERTIES[name][0], "why": cell["note"]})
-    show("Who is lossless", table, out)
-    show("Failures", wrong, out)
+            wrong.append(subject | {"property": PROPERTIES[name][0], "why": cell["note"]})
+    return {"Who is lossless": results} | ({"Failures": wrong} if wrong else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,19 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import PromptOptions
-from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.commands.shared import (
+    answer_options,
+    check_output,
+    load_pair,
+    options_of,
+    write_report,
+)
 from specdemo.errors import RequestFailed
 from specdemo.host.progress import Progress
-from specdemo.host.terminal import printable, progress_bar, show
+from specdemo.host.terminal import printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
-from specdemo.runs.trace import as_json
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -57,8 +61,6 @@ def bench(
 ) -> None:
     check_output(options.html, "--html")
     from specdemo.bench import report
-
-    out = sys.stderr if json_file == "-" else sys.stdout
     from specdemo.bench.peers import peers_of
     from specdemo.runs.session import Session
 
@@ -78,13 +80,11 @@ def bench(
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
             else:
                 figures = event
-    for title, table in reversed(report.tables(figures).items()):
-        show(title, table, out)
+    tables = {title: table for title, table in report.tables(figures).items() if table}
+    write_report(figures, json_file, dict(reversed(tables.items())))
     if not figures["rows"]:
         raise RequestFailed("None of the prompts could be run.")
     if options.html:
         from specdemo.bench.bench_page import page  # imports plotly
 
         Path(options.html).write_text(page(figures), encoding="utf-8")
-    if json_file:
-        write_json(as_json(figures), json_file)

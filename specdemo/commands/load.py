@@ -1,14 +1,13 @@
 """`specdemo load`: measures a server of its own under load."""
 
 import itertools
-import json
 import sys
 from typing import Any
 
 import click
 
 from specdemo.bench.load_test import level, started
-from specdemo.commands.shared import json_option, write_json
+from specdemo.commands.shared import json_option, write_report
 from specdemo.errors import RequestFailed
 from specdemo.host.terminal import show
 
@@ -30,7 +29,6 @@ def load(
     short = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
     # Each question ends in its own number, so that none is wholly in the server's prefix cache.
     questions = map("{} ({})".format, short, itertools.count())
-    out = sys.stderr if json_file == "-" else sys.stdout
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
     command = "-m", "specdemo", "page", "--pair", pair
@@ -39,12 +37,11 @@ def load(
         for number in (*fewer, visitors):
             levels[number], wrong = level(server.url, questions, max_new_tokens, number, seconds)
             errors += wrong
-            show(None, [levels[number]], out)
+            show(None, [levels[number]], sys.stderr)
     single = levels[1]["tokens_per_s"]
     gain = levels[8]["tokens_per_s"] / single if 8 in levels and single else None
     figures = {"one_at_a_time_tokens_per_s": single, "aggregate_gain": gain}
-    show(None, [figures], out)
-    if json_file:
-        write_json(json.dumps({"levels": list(levels.values()), **figures}, indent=2), json_file)
+    rows = list(levels.values())
+    write_report({"levels": rows, **figures}, json_file, {"Load": rows, "Together": [figures]})
     if errors:
         raise RequestFailed(f"{len(errors)} questions failed, the first with: {errors[0]}")

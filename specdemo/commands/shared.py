@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -179,13 +178,16 @@ def write_json(text: str, destination: str) -> None:
 
 
 def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
-    """Write `figures` as JSON to `json_file`, if any. Unless standard output gets the JSON, print
-    the tables, each below its title, with sizes and lists as text."""
+    """Print the tables, each below its title, with sizes and lists as text, on stderr if standard
+    output gets JSON. Write `figures` as JSON to `json_file`, if any."""
+    from specdemo.runs.trace import as_json
+
+    out = sys.stderr if json_file == "-" else sys.stdout
+    for title, rows in tables.items():
+        click.echo(title, file=out)
+        show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
     if json_file:
-        write_json(json.dumps(figures, indent=1), json_file)
-    for title, rows in tables.items() if json_file != "-" else ():
-        click.echo(title)
-        show(None, [dict(map(_readable, row, row.values())) for row in rows], sys.stdout)
+        write_json(as_json(figures), json_file)
 
 
 def _readable(name: str, value: Any) -> tuple[str, Any]:
