@@ -404,7 +404,7 @@ def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_
         monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
     plan = dataclasses.replace(PLAN, draws=600)
     cell = properties.cell_of("sampling", ToyDecoder(), plan, {})
-    assert (cell.p_values["maximal"] < 1e-6) == wrong
+    assert (cell.p_values["maximal"] < 1e-4) == wrong
     assert cell.p_values["shared"] > 1e-3, "it has no residual"
     assert (cell.tv_distance > 2 * cell.tv_noise_floor) == wrong
 

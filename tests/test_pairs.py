@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tiny_models import ir_folder
@@ -135,16 +135,10 @@ def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair
     asked = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
     with pytest.raises(BadInput, match=r"--assistant-model '\./nowhere'"):
         next(tune(asked, pytest.fail, drafts=["./nowhere"], prompts=1))
-    _, raced = islice(tune(asked, pytest.fail, prepare=lambda choice: [choice], prompts=1), 2)
-    assert raced == ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name)
-
-
-def test_a_stopped_tune_keeps_nothing(tiny_pair):
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(RequestFailed, match="was stopped"):
-        asked = ModelChoice("tiny")
-        list(tune(asked, lambda choice: Session(load_pair(tiny_pair)), prompts=1, stop=stop))
+    opened = Mock(side_effect=RequestFailed("no models"))
+    with pytest.raises(RequestFailed, match="no models"):
+        list(tune(asked, opened, prompts=1))
+    opened.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
     assert measured.read(measured.TUNED, {"pair": "tiny"}) is None
 
 

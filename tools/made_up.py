@@ -107,7 +107,7 @@ def write_made_up_head(
     if fields.get("norm_before_fc"):
         sizes["input_norm"] = states
     if fields.get("fc_norm"):
-        sizes |= {f"fc_norm.{at}": target_hidden or hidden for at in range(3)}
+        sizes |= {f"fc_norm.{tap}": target_hidden or hidden for tap in range(3)}
     for name, size in sizes.items():
         tensors[f"{name}.weight"] = rng.normal(1, 0.2, size).astype(np.float16)
     if biases:

@@ -47,19 +47,19 @@ def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
     """All instructions, source by source."""
     templates = clones / "self-instruct/data/finetuning/t0_train_50k/data_per_template"
     for begin, count in T0.items():
-        prompts = [one["prompt"].strip() for one in _rows(templates, f"{begin}*.jsonl")]
+        prompts = [row["prompt"].strip() for row in _rows(templates, f"{begin}*.jsonl")]
         # Templates share their texts: one instruction for each text.
-        texts = {one[len(one) // 2 :][:40]: one for one in prompts if len(one) <= LONGEST}
+        texts = {text[len(text) // 2 :][:40]: text for text in prompts if len(text) <= LONGEST}
         yield from rng.sample(list(texts.values()), min(count, len(texts)))
     passages = {}
-    for one in _rows(templates, "adversarial_qa*.jsonl"):
-        passage = max(one["prompt"].split("\n"), key=len).strip(' "')
-        if asked := re.search(r'[^\n."]{20,160}\?', one["prompt"]):
-            passages[passage] = asked[0].strip()
+    for row in _rows(templates, "adversarial_qa*.jsonl"):
+        passage = max(row["prompt"].split("\n"), key=len).strip(' "')
+        if match := re.search(r'[^\n."]{20,160}\?', row["prompt"]):
+            passages[passage] = match[0].strip()
     for passage, question in rng.sample(list(passages.items()), min(1800, len(passages))):
         shown = rng.sample(list(passages), rng.randint(0, 2)) + [passage]
         rng.shuffle(shown)
-        numbered = "\n".join(f"{number}. {one}" for number, one in enumerate(shown, start=1))
+        numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(shown, start=1))
         yield rng.choice(RETRIEVAL).format(passages=numbered, question=question)
     languages = clones / "Europarl-LanguageDetection/europarl.test"
     for line in languages.read_text("utf-8").splitlines():
@@ -67,16 +67,16 @@ def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
         if language == "de" and 25 < len(text) < 500:
             yield rng.choice(TRANSLATION).format(text=text.strip())
     solved = clones / "grade-school-math/grade_school_math/data"
-    yield from (one["question"] for one in _rows(solved, "train.jsonl"))
+    yield from (row["question"] for row in _rows(solved, "train.jsonl"))
     searched = _rows(clones / "natural-questions/nq_open", "NQ-open.efficientqa.test*.jsonl")
-    for question in (one["question"] for one in searched):
+    for question in (row["question"] for row in searched):
         yield f"{question[0].upper()}{question[1:]}?"
-    for one in [
+    for row in [
         *_rows(clones / "self-instruct/data", "seed_tasks.jsonl"),
         *_rows(clones / "self-instruct/human_eval", "user_oriented_instructions.jsonl"),
     ]:
-        given = one["instances"][0].get("input", "") if one["instances"] else ""
-        yield f"{one['instruction']}\n\n{given}".strip()
+        text = row["instances"][0].get("input", "") if row["instances"] else ""
+        yield f"{row['instruction']}\n\n{text}".strip()
 
 
 def _rows(folder: Path, names: str) -> Iterator[dict[str, Any]]:
@@ -86,19 +86,19 @@ def _rows(folder: Path, names: str) -> Iterator[dict[str, Any]]:
 
 def _runs(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[at : at + 8]) for at in range(max(1, len(words) - 7))}
+    return {tuple(words[begin : begin + 8]) for begin in range(max(1, len(words) - 7))}
 
 
 def main() -> None:
     clones, benchmark = map(Path, sys.argv[1:])
     kept_aside = set().union(
-        *(_runs(one["instruction"]) for one in _rows(benchmark.parent, benchmark.name))
+        *(_runs(row["instruction"]) for row in _rows(benchmark.parent, benchmark.name))
     )
     rng = random.Random(11)
-    found = [one for one in instructions(clones, rng) if not _runs(one) & kept_aside]
-    rng.shuffle(found)
-    for one in found:
-        print(json.dumps({"u": one}))
+    chosen = [text for text in instructions(clones, rng) if not _runs(text) & kept_aside]
+    rng.shuffle(chosen)
+    for text in chosen:
+        print(json.dumps({"u": text}))
 
 
 if __name__ == "__main__":

@@ -19,19 +19,19 @@ def tested(row: Mapping[str, Any]) -> bool:
 def page(report: Mapping[str, Any]) -> str:
     """The page of a report as in its JSON. Everything is escaped."""
     source = Path(__file__).with_name("audit.html.j2").read_text(encoding="utf-8")
-    titles = {name: title for name, (title, _) in PROPERTIES.items()}
-    found = [(row, failures(row)) for row in report["rows"]]
+    judged = [(row, failures(row)) for row in report["rows"]]
+    absent = [row for row, _ in judged if not tested(row)]
     template = Template(source, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     html: str = template.render(
         report,
-        titles=titles,
+        titles={name: title for name, (title, _) in PROPERTIES.items()},
         meanings=MEANINGS,
         text=text,
         links=links,
-        judged=found,
-        passing=[row for row, wrong in found if not wrong and tested(row)],
-        absent=[row for row, _ in found if not tested(row)],
-        failing=[(row, wrong) for row, wrong in found if wrong],
+        judged=judged,
+        passing=[row for row, wrong in judged if not wrong and row not in absent],
+        absent=absent,
+        failing=[(row, wrong) for row, wrong in judged if wrong],
         least=LEAST_P_VALUE,
     )
     return html

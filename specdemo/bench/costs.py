@@ -12,7 +12,6 @@ from specdemo.runs.trace import Trace, judged, over, summarize
 
 LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction
 
-
 Place = tuple[int, str, bool]  # of a draft token, as `_place` tells
 
 
@@ -76,7 +75,7 @@ def _tokens_per_round(trace: Trace, overall: float, rates: Sequence[float]) -> l
     accepted, examined = Counter[Place](), Counter[Place]()
     drafts = []
     for round_ in trace.decoding_rounds:
-        drafts.append([_place(round_, at) for at in range(len(round_.drafted))])
+        drafts.append([_place(round_, position) for position in range(len(round_.drafted))])
         accepted.update(drafts[-1][: round_.accepted])
         examined.update(drafts[-1][: len(judged(round_))])
     rows = {place: row for row, place in enumerate(dict.fromkeys(chain(*drafts)))}
@@ -85,7 +84,7 @@ def _tokens_per_round(trace: Trace, overall: float, rates: Sequence[float]) -> l
         share = accepted[place] / examined[place] if examined[place] else overall
         chances[row] = [_scaled(share, overall, rate) for rate in rates]
     longest = max(map(len, drafts))
-    table = [[rows[place] for place in one] + [-1] * (longest - len(one)) for one in drafts]
+    table = [[rows[place] for place in draft] + [-1] * (longest - len(draft)) for draft in drafts]
     survival = np.cumprod(chances[np.array(table)], axis=1)  # [rounds, position, rate]
     tokens: list[float] = (1 + survival.sum(axis=1).mean(axis=0)).tolist()
     return tokens
@@ -100,11 +99,11 @@ def token_seconds(trace: Trace) -> float:
     return trace.costs.token or trace.costs.target[0]
 
 
-def _place(round_: Round, at: int) -> Place:
+def _place(round_: Round, position: int) -> Place:
     """Draft tokens of one place share an acceptance rate: those of one position and source, in long
     drafts or in short ones. The policy drafts far where it is confident: with one rate for both, 52
     runs of the embedded pair had up to 33 % more tokens a round than predicted, with two 5 %."""
-    return at, round_.drafted[at].source, len(round_.drafted) > LONG_DRAFT
+    return position, round_.drafted[position].source, len(round_.drafted) > LONG_DRAFT
 
 
 def _scaled(share: float, overall: float, rate: float) -> float:

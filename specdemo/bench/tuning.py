@@ -1,13 +1,11 @@
 """Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from specdemo.bench.prompts import WARM_UP, read_prompts, spread
-from specdemo.errors import RequestFailed
 from specdemo.host import measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Table
@@ -26,46 +24,39 @@ def tune(
     open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
     *,
     drafts: Collection[str] = (),
-    prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
     prompts: int,
-    stop: threading.Event | None = None,
-) -> Iterator[str | DraftResult | TuningResult]:
+) -> Iterator[str | TuningResult]:
     """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
     (as `ModelChoice.assistant_model`) and with n-grams only, all on the processor with default
-    settings. `prepare` yields progress before a session is opened. Yields progress, a DraftResult
-    per draft, and last the TuningResult, which is stored. Raises BadInput for an unknown pair or
-    draft before the first race, RequestFailed when `stop` is set before the end."""
+    settings. Yields progress, and last the TuningResult, which is stored. Raises BadInput for an
+    unknown pair or draft before the first race."""
     choice = ModelChoice(choice.pair, choice.model, weight_format=choice.weight_format)
-    asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
-    pair, rows = chosen_pair(choice), []
+    instructions = [WARM_UP, *(prompt.instruction for prompt in spread(read_prompts(), prompts))]
+    pair, results = chosen_pair(choice), []
     for draft in drafts:
         chosen_pair(replace(choice, assistant_model=draft), lambda field: "--assistant-model")
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
-        yield f"Loading {pair.title} with {named(draft)}"
-        chosen, traces = replace(choice, assistant_model=draft), []
-        yield from prepare(chosen)
-        with open_session(chosen) as session:
-            for at, instruction in enumerate(asked):
-                yield f"{pair.title} with {named(draft)}: prompt {at} of {prompts}"
+        subject, traces = f"{pair.title} with {named(draft)}", []
+        yield f"Loading {subject}"
+        with open_session(replace(choice, assistant_model=draft)) as session:
+            for number, instruction in enumerate(instructions):
+                yield f"{subject}: prompt {number} of {prompts}"
                 settings = Settings(max_new_tokens=TOKENS)
-                if at == 0 and draft != NO_DRAFT:  # measures a step that "auto" may not take
+                if number == 0 and draft != NO_DRAFT:  # a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
-                trace = trace_of(session.race(instruction, settings, stop=stop))
-                if trace.identical is None:
-                    raise RequestFailed(f"Tuning {pair.title} was stopped; nothing of it is kept.")
-                traces.append(trace)
+                traces.append(trace_of(session.race(instruction, settings)))
         total = combined(map(summarize, traces[1:]))
-        row = DraftResult(
-            draft=draft,
-            speedup=total.speedup or 0.0,
-            tokens_per_second=total.tokens_per_second,
-            acceptance_rate=total.acceptance_rate,
-            target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded) or 0.0,
-            draft_seconds=costs.draft_step if (costs := traces[0].costs) else 0.0,
+        results.append(
+            DraftResult(
+                draft=draft,
+                speedup=total.speedup or 0.0,
+                tokens_per_second=total.tokens_per_second,
+                acceptance_rate=total.acceptance_rate,
+                target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded) or 0.0,
+                draft_seconds=costs.draft_step if (costs := traces[0].costs) else 0.0,
+            )
         )
-        rows.append(row)
-        yield row
-    tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(rows))
+    tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(results))
     measured.keep(measured.TUNED, pair.subject, tuned)
     yield tuned
 

@@ -37,7 +37,7 @@ def export(source: str, out: Path, weight_format: str, calibrate: bool) -> None:
         return data.own_text(load_pair(pair, progress=bar))
 
     with progress_bar() as bar:
-        [found] = sources.fetch([model], bar, to_run=False)
+        [fetched] = sources.fetch([model], bar, to_run=False)
         text = own_text if calibrate else None
-        export(found.folder, out, weight_format, bar, name=model.name, own_text=text)
+        export(fetched.folder, out, weight_format, bar, name=model.name, own_text=text)
     click.echo(f"{out} holds the IR of {model.name} ({weight_format})")

@@ -65,7 +65,9 @@ def page(options: PageOptions) -> None:
 
     from specdemo.ui.service import Service, VisitorLimits
 
-    first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
+    first = ModelChoice(
+        **{field.name: getattr(options, field.name) for field in fields(ModelChoice)}
+    )
     if not (first.pair or first.model):
         first = replace(first, pair=offers.AUTO)
     capacity = {"cache_mb": options.cache_mb, "active": options.visitors}

@@ -31,7 +31,7 @@ def tune(
     limit: int,
     json_file: str | None,
 ) -> None:
-    from specdemo.bench import tuning as tuning
+    from specdemo.bench import tuning
     from specdemo.host import hardware
     from specdemo.host.measured import TuningResult
     from specdemo.pairs.registry import choice_of

@@ -97,8 +97,8 @@ def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]
     passage = joint.join(" ".join(rng.choice(answers).split()) for _ in range(rng.randint(1, 4)))
     passage = passage[: rng.randint(400, 2200)].rsplit(" ", 1)[0]
     words = [word.strip('.,:;()"') for word in passage.split()]
-    at = rng.randrange(max(1, len(words) - 4))
-    return {"passage": passage, "phrase": " ".join(words[at : at + rng.randint(2, 4)])}
+    start = rng.randrange(max(1, len(words) - 4))
+    return {"passage": passage, "phrase": " ".join(words[start : start + rng.randint(2, 4)])}
 
 
 def read_conversations(
@@ -122,7 +122,7 @@ def read_conversations(
         else:
             unanswered.append(question)
     starts = range(0, len(conversations), GROUP)
-    groups = {folder / f"{at:07d}.npy": conversations[at : at + GROUP] for at in starts}
+    groups = {folder / f"{start:07d}.npy": conversations[start : start + GROUP] for start in starts}
     return groups, unanswered
 
 
@@ -314,13 +314,13 @@ def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarr
     known = prompt + answer
     followed: dict[tuple[int, ...], int] = {}
     weights = []
-    for at in range(1, len(known)):
-        endings = [known[at - n : at] for n in range(min(LOOKUP, at), 0, -1)]
-        if at >= len(prompt):
+    for place in range(1, len(known)):
+        endings = [known[place - n : place] for n in range(min(LOOKUP, place), 0, -1)]
+        if place >= len(prompt):
             longest = next((ending for ending in endings if ending in followed), ())
-            wrong = 0.15 if followed.get(longest) == known[at] else 0.5
+            wrong = 0.15 if followed.get(longest) == known[place] else 0.5
             weights.append(wrong if len(longest) > 1 else 1.0)
-        followed.update(dict.fromkeys(endings, known[at]))
+        followed.update(dict.fromkeys(endings, known[place]))
     return np.array(weights, np.float32)
 
 

@@ -47,7 +47,9 @@ class HeadNetwork:
         counts = np.bincount(rows.tokens, minlength=len(output))
         self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
         first = first_weights(settings, embedding.shape[1])
-        self.weights = {name: one.to(device).requires_grad_(True) for name, one in first.items()}
+        self.weights = {
+            name: matrix.to(device).requires_grad_(True) for name, matrix in first.items()
+        }
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32
@@ -165,7 +167,7 @@ def first_weights(settings: TrainSettings, size: int) -> dict[str, torch.Tensor]
     }
     if settings.start:
         first = earlier_weights(settings.start)
-        if {name: tuple(one.shape) for name, one in first.items()} != shapes:
+        if {name: tuple(matrix.shape) for name, matrix in first.items()} != shapes:
             raise BadInput(f"--start {settings.start} is a head of another size of target.")
         return first
     generator = torch.Generator().manual_seed(0)
@@ -271,15 +273,15 @@ class Distance(torch.autograd.Function):  # type: ignore[misc]  # torch is not f
 
 
 def _loss(
-    head: HeadNetwork, rows: Rows, at: np.ndarray, rng: np.random.Generator
+    head: HeadNetwork, rows: Rows, starts: np.ndarray, rng: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
-    """The loss of the chains that start at the rows `at`, and the share of right first tokens."""
-    shared, state, count = head.shared(head.hidden(rows.states[at])), None, len(at)
+    """The loss of the chains from the rows `starts`, and the share of right first tokens."""
+    shared, state, count = head.shared(head.hidden(rows.states[starts])), None, len(starts)
     loss, agreement = torch.zeros((), device=head.device), 0.0
     for depth in range(1, DEPTH + 1):
-        ahead = np.minimum(at + depth, len(rows.tokens) - 1)
+        ahead = np.minimum(starts + depth, len(rows.tokens) - 1)
         state, logits, _ = head.step(shared, state, rows.tokens[ahead - 1])
-        share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
+        share = LATER ** (depth - 1) * (starts + depth < rows.ends[starts])
         if depth > 1:
             share = share * rows.weights[ahead]
         losses = Distance.apply(head.wanted(rows.states[ahead]), SHARPNESS * logits)
@@ -287,8 +289,10 @@ def _loss(
         right = head.right(logits, rows.tokens[ahead])
         agreement = agreement if depth > 1 else float(right.mean())
         # Decoding reaches a draft token only after right ones. Some wrong chains continue, too.
-        order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
-        kept = np.sort(np.argsort(-order)[: max(64, len(at) // 2)])
-        index = torch.from_numpy(kept).to(head.device)
-        at, shared, state = at[kept], shared[index], state[index]
+        order = (
+            right + 1.1 * rng.random(len(starts)) - 9 * (starts + depth + 1 >= rows.ends[starts])
+        )
+        going = np.sort(np.argsort(-order)[: max(64, len(starts) // 2)])
+        index = torch.from_numpy(going).to(head.device)
+        starts, shared, state = starts[going], shared[index], state[index]
     return loss, agreement
