@@ -32,23 +32,16 @@ def loaded(short_session, monkeypatch):
     monkeypatch.setattr(properties, "FEW", 2)
 
 
-def test_bench_writes_json_and_page_beside_its_tables(capsys, tmp_path):
-    json_file, html_file = tmp_path / "b.json", tmp_path / "b.html"
-    options = ["--limit", "1", "--max-new-tokens", "6"]
-    files = ["--json", str(json_file), "--html", str(html_file)]
-    assert cli.main(["bench", *options, *files]) == 0
-    assert json.loads(json_file.read_text())["rows"][0]["tokens"] == 6
-    assert html_file.read_text().startswith("<!DOCTYPE html>")
-    assert "speculative tokens per s" in capsys.readouterr().out
-
-
-def test_bench_measures_every_length_of_a_list(capsys):
-    options = ["--limit", "1", "--max-new-tokens", "3,6"]
-    assert cli.main(["bench", *options, "--json", "-"]) == 0
+def test_bench_measures_every_length_and_writes_a_page_beside_its_json(capsys, tmp_path):
+    page = tmp_path / "b.html"
+    options = ["--limit", "1", "--max-new-tokens", "3,6", "--html", str(page), "--json", "-"]
+    assert cli.main(["bench", *options]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert [row["tokens"] for row in report["rows"]] == [3, 6] and "Answer lengths" in err
+    assert [row["tokens"] for row in report["rows"]] == [3, 6]
     assert [row["max_new_tokens"] for row in report["lengths"]] == [3, 6]
+    assert "Answer lengths" in err and "speculative tokens per s" in err
+    assert page.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tmp_path):

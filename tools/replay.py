@@ -76,8 +76,6 @@ GREEDY = Sampling()
 WRONG: Choice = (-2, 0.3)
 """The choice outside the recorded answer; the token is never accepted."""
 
-_MISSED = "draft, where n-grams fail"
-
 Kind = TypeVar("Kind")
 Choice = tuple[int, float]  # a draft token and its probability
 LeftOut = Literal["head", "model", "lookup"]
@@ -289,36 +287,6 @@ def replay_all(
             }
 
 
-def agreements(records: Sequence[Record]) -> Iterator[dict[str, str | float]]:
-    """The share of answer tokens after the first that a source guesses rightly from the text before
-    them: in all and by task, of the draft (its first token), of n-grams, and of the draft where
-    n-grams are wrong or silent."""
-    for temperature in sorted({record.temperature for record in records}):
-        guesses: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-        for record in records:
-            if record.temperature != temperature:
-                continue
-            lookup = Lookup()
-            lookup.read([*record.prompt, record.answer[0]])
-            for position, token in enumerate(record.answer[1:], start=1):
-                guess = lookup.guess([])
-                free = guess is not None and guess.token == token
-                lookup.read([token])
-                right = {"n-grams": free}
-                chains = record.head[position] if record.head else record.draft[position:]
-                if chains:
-                    right["draft"] = chains[0][0] == token
-                    if not free:
-                        right[_MISSED] = right["draft"]
-                for source, hit in right.items():
-                    for task in ("all", record.task):
-                        guesses[source][task].append(hit)
-        for source, tasks in guesses.items():
-            shares = {task: sum(tasks[task]) / len(tasks[task]) for task in ("all", *sorted(tasks))}
-            count = len(tasks["all"])
-            yield {"source": source, "temperature": temperature, "tokens": count, **shares}
-
-
 def replay(
     records: Sequence[Record],
     costs: CostTable,
@@ -460,8 +428,7 @@ class ReplayOptions(PromptOptions):
 def command(
     options: ReplayOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    """Record answers, or decode recorded ones again over cost tables. Prints speed-ups, and the
-    share of tokens that each source guesses rightly."""
+    """Record answers, or decode recorded ones again over cost tables. Prints speed-ups."""
     check_output(options.record, "--record")
     costs = cost_tables(options.costs)
     records = read_records(options.replay) if options.replay else []
@@ -470,9 +437,7 @@ def command(
         with Session(loaded) as session:
             write_records(list(record(session, options.read(), settings)), options.record)
     rows = list(replay_all(records, costs, options.without or ()))
-    shares = list(agreements(records))
-    tables = {"Speed-up by cost table": rows, "Share of tokens guessed rightly": shares}
-    write_report({"speedups": rows, "agreement": shares}, json_file, tables if records else {})
+    write_report({"speedups": rows}, json_file, {"Speed-up by cost table": rows} if rows else {})
 
 
 if __name__ == "__main__":
