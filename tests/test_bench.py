@@ -226,7 +226,9 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
 
 def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(genai_peer, "available_bytes", lambda: 10)
-    first, *_ = peers.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
+    first, *others = peers.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
+    lengths = {(way.method, way.length) for way in others}
+    assert lengths >= {("prompt-lookup", 3), ("prompt-lookup/default", 5), ("speculative", 2)}
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
         first.answers([("hello",)], SETTINGS)
 

@@ -129,7 +129,7 @@ def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Ite
     module, function = ADAPTERS[engine].split(".")
     ways = getattr(import_module(f"specdemo.bench.{module}"), function)
     for way in ways(loaded, properties):
-        for length in LENGTHS.get(way.method, (None,)):
+        for length in LENGTHS.get(way.method.split("/")[0], (None,)):
             yield replace(way, length=length)
 
 
