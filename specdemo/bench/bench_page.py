@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Template
-from plotly.io import to_html
+from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from specdemo.bench.charts import of_report
@@ -19,7 +19,8 @@ def page(report: dict[str, Any]) -> str:
     source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     data = json.loads(as_json(report))
     look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
-    figures = [to_html(figure, **look) for figure in of_report(data)]
+    charts = [Figure(chart).update_layout(template="plotly_white") for chart in of_report(data)]
+    figures = [chart.to_html(**look) for chart in charts]
     names = {"tables": tables(data), "figures": figures, "text": text, "plotlyjs": get_plotlyjs()}
     html: str = Template(source, autoescape=True).render(data, **names)
     return html

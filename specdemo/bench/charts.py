@@ -45,7 +45,7 @@ def wall_clock(lengths: Sequence[Report]) -> Figure:
                 "hovertemplate": f"%{{y}}, {way}: %{{x:.2f}} s<extra></extra>",
             }
         )
-    longest = max(row["autoregressive_s"] for row in lengths)
+    longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
     return {
         "data": bars,
         "layout": {
@@ -53,6 +53,7 @@ def wall_clock(lengths: Sequence[Report]) -> Figure:
             "yaxis": {"autorange": "reversed", "automargin": True},
             "barmode": "group",
             "height": 90 + 70 * len(lengths),
+            "margin": {"t": 20, "b": 50},
             "legend": {"traceorder": "reversed"},
         },
     }
