@@ -444,7 +444,7 @@ def test_our_server_passes_beside_one_without_speculation(
     tested = {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
     json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
     files = ["--json", str(json_file), "--html", str(html_file), "--only", ",".join(tested)]
-    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "40"]
+    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60"]
     with (
         served(Shared(session), tiny_llama_pair, max_new_tokens=64) as speculative,
         served(Shared(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
