@@ -37,6 +37,7 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
 
 PLAN = Plan(read_prompts()[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
+SMALL = dataclasses.replace(PLAN, prompts=PLAN.prompts[:2], draws=60)
 EVERY = frozenset(PROPERTIES) - {"greedy", "repeat"}
 SHARES = (0.4, 0.3, 0.2, 0.1)
 
@@ -126,14 +127,11 @@ class ToyEngine(AuditedEngine):
         if settings.json_schema:
             text = '{"colour":"red","count":1,"sure":true}'
             return text[len(tokens)] if len(tokens) < len(text) else 9
-        return (
-            9
-            if len(tokens) > 8 and not settings.ignore_eos
-            else random.Random(str(key)).randrange(8)
-        )
+        ends = len(tokens) > 8 and not settings.ignore_eos
+        return 9 if ends else random.Random(str(key)).randrange(8)
 
     def ended(self, tokens, settings):
-        return tokens and tokens[-1] == 9 or any(one in self.text(tokens) for one in settings.stop)
+        return 9 in tokens[-1:] or any(stop in self.text(tokens) for stop in settings.stop)
 
     def spoiled(self, tokens, settings):
         return tokens
@@ -158,10 +156,8 @@ class BatchVariant(ToyEngine):
     method = "depends on others"
 
     def generate_many(self, requests, speculative):
-        answers = super().generate_many(requests, speculative)
-        return (
-            [(*answers[0][:-2], 7, 7), *answers[1:]] if not requests[0][1].temperature else answers
-        )
+        first, *others = super().generate_many(requests, speculative)
+        return [first if requests[0][1].temperature else (*first[:-2], 7, 7), *others]
 
 
 class RunsOn(ToyEngine):
@@ -205,15 +201,10 @@ class Unstable(ToyEngine):
 
 
 def audited(engine: AuditedEngine, plan: Plan = PLAN) -> dict:
-    report = {
-        "machine": "m",
-        "versions": {},
-        "left_out": {},
-        "settings": {"max_new_tokens": 9, "seed": 0},
-    }
+    report = {"machine": "m", "versions": {}, "left_out": {}, "settings": plan.settings}
     report |= {"prompts": len(plan.prompts), "draws": plan.draws}
-    *_, found = audit([engine], plan, report, "pair")
-    return found
+    *_, report = audit([engine], plan, report, "pair")
+    return report
 
 
 @pytest.mark.parametrize(
@@ -238,27 +229,25 @@ def test_exactly_the_broken_properties_of_an_engine_fail(engine, wrong):
 def test_a_property_that_an_engine_does_not_offer_is_no_failure():
     engine = ToyEngine()
     engine.offers = frozenset({"sampling"})
-    [row] = audited(engine)["rows"]
+    [row] = audited(engine, SMALL)["rows"]
     results = {name: cell["result"] for name, cell in row["cells"].items()}
     assert results["batch"] == results["schema"] == results["context"] == "not offered"
     assert {results[name] for name in ("greedy", "repeat", "sampling")} == {"pass"}
-    [row] = audited(Crashing())["rows"]
-    assert row["cells"]["schema"]["result"] == "not offered"
+    assert properties.cell_of("schema", Crashing(), PLAN, {}).result == "not offered"
 
 
 def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():
-    [row] = audited(Rounding())["rows"]
-    cell = row["cells"]["greedy"]
-    assert cell["failures"] == len(PLAN.prompts)
-    assert "rounding" in cell["note"] and "wrong rule" in cell["note"]
-    example = cell["counterexample"]
+    cell = properties.cell_of("greedy", Rounding(), PLAN, {})
+    assert cell.failures == len(PLAN.prompts)
+    assert "rounding" in cell.note and "wrong rule" in cell.note
+    example = cell.counterexample
     assert example["position"] == 3 and example["autoregressive"] != example["speculative"]
-    assert len(example["prompt"][0]) == min(len(one.instruction) for one in PLAN.prompts)
+    assert len(example["prompt"][0]) == min(len(prompt.instruction) for prompt in PLAN.prompts)
 
 
 def test_an_engine_that_gives_two_answers_is_not_repeatable():
-    [row] = audited(Unstable())["rows"]
-    assert row["cells"]["repeat"]["counterexample"]["cause"] == "not repeatable"
+    cell = properties.cell_of("repeat", Unstable(), PLAN, {})
+    assert cell.counterexample["cause"] == "not repeatable"
 
 
 def test_the_context_is_filled_to_its_last_token():
@@ -292,20 +281,19 @@ def test_draws_have_seeds_of_their_own_half_of_them_among_others():
 
 
 def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines():
-    report = audited(ToyEngine())
+    report = audited(ToyEngine(), SMALL)
     report["rows"][0]["cells"].pop("greedy")
-    events = list(audit([ToyEngine()], PLAN, report, "pair"))
-    assert [one.text for one in events if isinstance(one, Progress)] == [
-        "toy, right: greedy identity"
-    ]
+    events = list(audit([ToyEngine()], SMALL, report, "pair"))
+    [progress] = [event for event in events if isinstance(event, Progress)]
+    assert progress.text == "toy, right: greedy identity"
     assert len(report["rows"]) == 1
-    list(audit([ToyEngine()], PLAN, report, "another pair"))
+    list(audit([ToyEngine()], SMALL, report, "another pair"))
     assert [row["pair"] for row in report["rows"]] == ["pair", "another pair"]
 
 
 def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
     report = audited(Corrupting())
-    report["rows"] += audited(ToyEngine())["rows"]
+    report["rows"] += audited(ToyEngine(), SMALL)["rows"]
     report["rows"][0]["engine"] = "openvino-genai"
     example = {"prompt": ["<script>alert(1)</script>"], "position": 2, "cause": "wrong rule"}
     example |= {"autoregressive": "<b>", "speculative": None, "margins": (3.0, 2.5)}
