@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from specdemo.convert.weights import compressed
-from specdemo.engine import graph
+from specdemo.engine import graph, products
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
@@ -182,7 +182,7 @@ def test_a_bounded_vocabulary_gives_the_logits_of_the_ids_below_it(xml, model):
 
 def test_an_output_matrix_whose_groups_share_a_scale_stays_compressed_when_it_is_cut():
     integers = ov.Tensor(ov.Type.i4, ov.Shape([6, 2, 32]))
-    graph.raw_bytes(integers)[:] = np.random.default_rng(0).integers(0, 256, 192, np.uint8)
+    products.raw_bytes(integers)[:] = np.random.default_rng(0).integers(0, 256, 192, np.uint8)
     weights = compressed(integers, np.arange(1, 13, dtype=np.float16).reshape(6, 2, 1))
     given = ops.parameter([-1, 1, 64], ov.Type.f32, name="state")
     logits = ops.matmul(given, weights, False, True)
@@ -217,9 +217,9 @@ def test_chunks_cover_the_prompt_and_never_leave_one_token_alone(size):
 
 def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, monkeypatch):
     layers = json.loads((xml.parent / "config.json").read_text())["num_hidden_layers"]
-    graph.fuse_matmuls(decoder := graph.read_decoder(ov.Core(), xml))
+    products.fuse_products(decoder := graph.read_decoder(ov.Core(), xml))
     joined = [node for node in decoder.get_ops() if node.get_type_name() == "VariadicSplit"]
     assert len(joined) == 2 * layers  # queries, keys and values; gate and up
-    monkeypatch.setattr(graph, "fuse_matmuls", lambda decoder: None)
+    monkeypatch.setattr(graph, "fuse_products", lambda decoder: None)
     apart = recomputed(PagedModel(xml, CLOSE), list(range(5, 25)))
     assert np.abs(recomputed(model, list(range(5, 25))) - apart).max() < TOLERANCE

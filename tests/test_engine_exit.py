@@ -26,7 +26,6 @@ from specdemo.serving.server_options import ServeOptions
 pytestmark = pytest.mark.slow
 
 SCRIPTS = {
-    "one model": ("", 0),
     "an answer in the middle": ("next(pair.stream('a', max_new_tokens=900)); sys.exit(3)", 3),
     "a failure": ("stream = pair.stream('a', max_new_tokens=900); next(stream); 1 / 0", 1),
     "two models": ("other = specdemo.load(model=sys.argv[2]); print(other.generate('a'))", 0),
@@ -35,7 +34,6 @@ SCRIPTS = {
         "threading.Thread(target=ask, daemon=True).start(); time.sleep(0.2)",
         0,
     ),
-    "a model that is gone": ("del pair", 0),
 }
 
 
@@ -80,7 +78,7 @@ def serve(tiny_home, tmp_path):
     process.communicate()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+@pytest.mark.parametrize("seconds", [0.0, 1.5, 2.0])
 def test_a_server_that_is_stopped_while_it_loads_ends_with_0(serve, seconds):
     process, _ = serve
     time.sleep(seconds)

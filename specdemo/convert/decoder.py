@@ -121,8 +121,8 @@ class Shape:
         if not self.tied or output != embedding:
             matrices.append((self.vocabulary * self.hidden, output))
         return sum(
-            weights * each // 8 + (weights // GROUP * 2 if each == 4 else 0)
-            for weights, each in matrices
+            weights * bits // 8 + (weights // GROUP * 2 if bits == 4 else 0)
+            for weights, bits in matrices
         )
 
 
@@ -168,8 +168,8 @@ class DecoderGraph:
         state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
         if family.positions:
             positions = self._weights.vector("position_embd.weight", shape.context, shape.hidden)
-            given = ops.convert(self._inputs["position_ids"], "i32")
-            state = ops.add(state, ops.gather(positions, given, 0))
+            ids = ops.convert(self._inputs["position_ids"], "i32")
+            state = ops.add(state, ops.gather(positions, ids, 0))
         mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
         for index in range(shape.layers):
             state = self._layer(index, state, mask, rotary)
@@ -251,13 +251,13 @@ class DecoderGraph:
 
     def _mask(self) -> ov.Node:
         """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""
-        given = self._inputs["attention_mask"]
+        mask = self._inputs["attention_mask"]
         count = ops.gather(ops.shape_of(self._inputs[self._text]), 1, 0)
-        total = ops.gather(ops.shape_of(given), 1, 0)
+        total = ops.gather(ops.shape_of(mask), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
         own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
         earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
-        seen = ops.logical_and(ops.unsqueeze(ops.convert(given, "boolean"), [1, 2]), earlier)
+        seen = ops.logical_and(ops.unsqueeze(ops.convert(mask, "boolean"), [1, 2]), earlier)
         return ops.select(seen, np.float32(0), _MASKED)
 
     def _rotary_tables(self) -> Rotary:

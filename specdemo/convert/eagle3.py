@@ -87,10 +87,10 @@ def require_target(folder: Path, name: str, target: Path, target_name: str) -> t
                 f"{name} was made for a target with {own} {what}, and {target_name} has {other}; "
                 "choose a head that was made for it."
             )
-    found = read_head(core, folder / ir.MODEL, target)
-    tokens, columns = found.tokens.tolist(), found.step.outputs[0].partial_shape[-1]
+    graphs = read_head(core, folder / ir.MODEL, target)
+    tokens, columns = graphs.tokens.tolist(), graphs.step.outputs[0].partial_shape[-1]
     one_each = columns == len(tokens) == len(set(tokens)) and set(tokens) <= set(range(vocabulary))
-    if found.states != len(layers) * width or not one_each:
+    if graphs.states != len(layers) * width or not one_each:
         raise BadInput(f"The IR of {name} does not go with its config.json; export it again.")
     return layers
 
@@ -118,7 +118,7 @@ def described(folder: Path) -> tuple[EagleConfig, HeadShape]:
     if shape is None:
         rope = layer.get("rope_parameters") or layer.get("rope_scaling")
         raise unusable(path, f"it scales its positions by {rope!r:.80}, which is not supported.")
-    sizes = {one.name: getattr(shape, one.name) for one in fields(Shape)} | {"tied": False}
+    sizes = {size.name: getattr(shape, size.name) for size in fields(Shape)} | {"tied": False}
     variants = {name: getattr(config, name) for name in _VARIANTS}
     target, states = config.target_hidden or shape.hidden, len(config.layers) or 3
     return config, HeadShape(**sizes, **variants, target_hidden=target, states=states)
@@ -146,7 +146,7 @@ def head(source: Path, name: str) -> tuple[HeadShape, dict[str, Tensor]]:
             f"{name} has a damaged tensor d2t: it does not name {rows} different tokens of a "
             f"vocabulary of {shape.vocabulary}; fetch it again."
         )
-    tensors = {key: one for key, one in tensors.items() if one.type in checkpoints.FLOATS}
+    tensors = {key: tensor for key, tensor in tensors.items() if tensor.type in checkpoints.FLOATS}
     norms = "blk.0.attn_q_norm.weight" in tensors
     family = replace(FAMILIES["llama"], name="EAGLE-3", head_norms=norms)
     embedding = "token_embd.weight" in tensors
@@ -176,12 +176,12 @@ class HeadGraph(DecoderGraph):
 
     def __init__(self, shape: HeadShape, bits: int, weights: FileWeights) -> None:
         super().__init__(shape, bits, weights)
-        given = {"hidden_states": shape.states * shape.target_hidden}
+        inputs = {"hidden_states": shape.states * shape.target_hidden}
         if not shape.embedding:
             del self._inputs["input_ids"]
             self._text = "inputs_embeds"
-            given[self._text] = shape.hidden
-        for name, width in given.items():
+            inputs[self._text] = shape.hidden
+        for name, width in inputs.items():
             self._inputs[name] = ops.parameter([-1, -1, width], ov.Type.f32, name=name)
             self._inputs[name].output(0).get_tensor().set_names({name})
 
@@ -219,8 +219,8 @@ class HeadGraph(DecoderGraph):
             states = self._norm("input_norm", states)
         if shape.fc_norm:
             width = shape.target_hidden
-            begins = [at * width for at in range(shape.states)]
-            parts = [ops.slice(states, [at], [at + width], [1], [2]) for at in begins]
-            normed = [self._norm(f"fc_norm.{at}", part) for at, part in enumerate(parts)]
+            begins = [index * width for index in range(shape.states)]
+            parts = [ops.slice(states, [index], [index + width], [1], [2]) for index in begins]
+            normed = [self._norm(f"fc_norm.{index}", part) for index, part in enumerate(parts)]
             states = ops.concat(normed, -1)
         return self._linear("fc", states, shape.hidden)

@@ -69,7 +69,7 @@ def export(
         large = shape and 2 * shape.bytes(8) > memory_bytes()
         weight_format = "int4" if large else "int8"
     bits = decoder.BITS[weight_format]
-    missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
+    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
     if missing and not shape:
         raise MissingPackage(f"Exporting needs {', '.join(missing)}: `pip install -e .[export]`.")
     if own_text and not (shape and shape.graph is decoder.DecoderGraph and bits == 4):

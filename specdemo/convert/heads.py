@@ -48,19 +48,19 @@ class HeadWeights:
         """Write an .npz."""
         parts = {
             f"{name}.{part}": array
-            for name, one in self.weights.items()
-            for part, array in one._asdict().items()
+            for name, matrix in self.weights.items()
+            for part, array in matrix._asdict().items()
         }
         np.savez(path, tokens=self.tokens, fractions=self.fractions, **parts)
 
 
 def load(path: Path) -> HeadWeights:
     """Read a head that `HeadWeights.save` wrote."""
-    with np.load(path) as held:
+    with np.load(path) as arrays:
         weights = {
-            name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES
+            name: Quantized(arrays[f"{name}.values"], arrays[f"{name}.scales"]) for name in MATRICES
         }
-        return HeadWeights(weights, held["tokens"], tuple(held["fractions"].tolist()))
+        return HeadWeights(weights, arrays["tokens"], tuple(arrays["fractions"].tolist()))
 
 
 def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
@@ -101,7 +101,7 @@ def require_target(xml: Path, target: Path, name: str) -> None:
         columns = head.output("logits").partial_shape[-1].get_length()
         gathers = (node for node in head.get_ops() if node.get_type_name() == "Gather")
         own = next(gathers).input_value(0)
-        known, vocabulary = (one.get_partial_shape()[0].get_length() for one in (own, table))
+        known, vocabulary = (rows.get_partial_shape()[0].get_length() for rows in (own, table))
         if tokens.shape != (columns,) or not 0 <= tokens.min() <= tokens.max() < known:
             raise ValueError(f"{TOKENS} does not name {columns} of {known} tokens.")
     except (RuntimeError, OSError, ValueError, StopIteration) as error:
@@ -121,9 +121,9 @@ def require_target(xml: Path, target: Path, name: str) -> None:
     )
 
 
-def _likeness(one: ov.Output, other: ov.Output, ids: np.ndarray) -> float:
+def _likeness(left: ov.Output, right: ov.Output, ids: np.ndarray) -> float:
     """The median cosine of these rows of two matrices."""
-    rows = [_values(ops.gather(each, ids, 0).output(0)) for each in (one, other)]
+    rows = [_values(ops.gather(each, ids, 0).output(0)) for each in (left, right)]
     unit = [each / (np.linalg.norm(each, axis=1, keepdims=True) + 1e-9) for each in rows]
     return float(np.median((unit[0] * unit[1]).sum(1)))
 

@@ -76,13 +76,13 @@ def fingerprint(source: Path) -> str:
 def gguf_parts(path: Path) -> list[Path]:
     """The files of a model that is split into -00001-of-0000N.gguf; of others, the file itself.
     Raises BadInput if one is missing."""
-    found = _PART.search(path.name)
-    if not found:
+    match = _PART.search(path.name)
+    if not match:
         return [path]
-    stem, count = path.name[: found.start()], int(found[1])
+    stem, count = path.name[: match.start()], int(match[1])
     files = []
     for part in range(1, count + 1):
-        files.append(path.with_name(f"{stem}-{part:05}-of-{found[1]}.gguf"))
+        files.append(path.with_name(f"{stem}-{part:05}-of-{match[1]}.gguf"))
         if not files[-1].is_file():
             raise BadInput(
                 f"{path.name} is one part of {count}; {files[-1].name} is not beside it."

@@ -16,7 +16,7 @@ from openvino import opset13 as ops
 
 from specdemo.convert.decoder import DecoderGraph, Shape
 from specdemo.convert.weights import FileWeights, Tensor, compressed, weight_group
-from specdemo.engine.graph import raw_bytes
+from specdemo.engine.products import raw_bytes
 from specdemo.host.hardware import processors
 from specdemo.host.progress import Meter, Report, silent
 
@@ -61,7 +61,8 @@ class Squares:
     def __init__(self, columns: int, group: int, most: int = COLUMNS) -> None:
         width = max(most // group, 1) * group
         self.group, self._texts = group, 0
-        self.parts = [slice(at, min(at + width, columns)) for at in range(0, columns, width)]
+        begins = range(0, columns, width)
+        self.parts = [slice(begin, min(begin + width, columns)) for begin in begins]
         sizes = [part.stop - part.start for part in self.parts]
         self.sums = [np.zeros((2, size, size), np.float32) for size in sizes]
 
@@ -98,8 +99,8 @@ class Rounding:
         return Quantized(*(np.concatenate(parts) for parts in zip(*rounded, strict=True)))
 
     def _piece(self, rows: np.ndarray) -> Quantized:
-        each = zip(self._parts, self._plans, strict=True)
-        parts = [self._columns(rows[:, part], *plan) for part, plan in each]
+        plans = zip(self._parts, self._plans, strict=True)
+        parts = [self._columns(rows[:, part], *plan) for part, plan in plans]
         return Quantized(*(np.concatenate(side, axis=1) for side in zip(*parts, strict=True)))
 
     def _columns(
@@ -108,17 +109,17 @@ class Rounding:
         columns, rows = matrix.shape[1], len(matrix)
         left = np.array(matrix.T, np.float32, order="C")  # a column's weights lie side by side
         groups = left.reshape(-1, self._group, rows), weights.reshape(-1, self._group)
-        scales = np.stack([_scales(*one) for one in zip(*groups, strict=True)])
+        scales = np.stack([_scales(*group) for group in zip(*groups, strict=True)])
         left, exact = left[order], scales.astype(np.float32)
         values = np.empty((columns, rows), np.int8)
         for begin in range(0, columns, STEP):
             end = min(begin + STEP, columns)
             errors = np.empty((end - begin, rows), np.float32)
-            for at in range(begin, end):
-                column, scale = order[at], exact[order[at] // self._group]
-                values[column] = np.rint(left[at] / scale).clip(-8, 7)
-                errors[at - begin] = (left[at] - values[column] * scale) / factor[at, at]
-                left[at + 1 : end] -= factor[at, at + 1 : end, None] * errors[at - begin]
+            for row in range(begin, end):
+                column, scale = order[row], exact[order[row] // self._group]
+                values[column] = np.rint(left[row] / scale).clip(-8, 7)
+                errors[row - begin] = (left[row] - values[column] * scale) / factor[row, row]
+                left[row + 1 : end] -= factor[row, row + 1 : end, None] * errors[row - begin]
             left[end:] -= factor[begin:end, end:].T @ errors
         bits = np.ascontiguousarray(values.T).view(np.uint8) & 15
         return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, np.ascontiguousarray(scales.T))
@@ -171,11 +172,11 @@ class LayerGraph(DecoderGraph):
         state = self._inputs["state"]
         if self._number is None:
             outputs = [self._norm("output_norm", state)]
-            return ov.Model([ops.result(one) for one in outputs], [state], "norm")
+            return ov.Model([ops.result(output) for output in outputs], [state], "norm")
         rotary = None if self._shape.family.positions else self._rotary_tables()
         outputs = [self._layer(self._number, state, self._mask(), rotary)]
         outputs += [node for node, _ in self._read.values()]
-        results = [ops.result(one) for one in outputs]
+        results = [ops.result(output) for output in outputs]
         return ov.Model(results, self._sinks, list(self._inputs.values()), "layer")
 
     def _linear(self, name: str, state: ov.Node, rows: int) -> ov.Node:
@@ -234,7 +235,7 @@ def round_weights(
             own[:] = outputs[0]
         del layer, model, request
         for names, total in zip(read, squares, strict=True):
-            matrices = [(name, tensors[name]) for name in (f"{each}.weight" for each in names)]
+            matrices = [(name, tensors[name]) for name in (f"{matrix}.weight" for matrix in names)]
             first = matrices[0][1]
             rounding = Rounding(total, first.read(0, min(SAMPLE, first.shape[0])))
             for matrix, tensor in matrices:
@@ -261,15 +262,15 @@ def _outputs(request: ov.InferRequest, state: np.ndarray) -> list[np.ndarray]:
     """The outputs of a LayerGraph for the state of a text, each float32 [tokens, width]."""
     request.reset_state()
     tokens = len(state)
-    given = {
+    inputs = {
         "state": state[None],
         "attention_mask": np.ones((1, tokens), np.int64),
         "position_ids": np.arange(tokens)[None],
         "beam_idx": np.zeros(1, np.int32),
     }
     known = {port.any_name for port in request.model_inputs}
-    request.infer({name: given[name] for name in known})
-    return [request.get_output_tensor(at).data[0] for at in range(len(request.model_outputs))]
+    request.infer({name: inputs[name] for name in known})
+    return [request.get_output_tensor(index).data[0] for index in range(len(request.model_outputs))]
 
 
 def _without_outliers(inputs: np.ndarray) -> np.ndarray:

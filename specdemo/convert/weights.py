@@ -14,7 +14,7 @@ import openvino as ov
 from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 
-from specdemo.engine.graph import raw_bytes
+from specdemo.engine.products import raw_bytes
 from specdemo.errors import FetchError
 from specdemo.host.hardware import processors
 from specdemo.host.progress import Meter, Report
@@ -125,10 +125,10 @@ class FileWeights:
             self._meter.total += math.prod(shape)
         self._unused.discard(name)
         if tensor is None or tensor.shape != shape:
-            found = f"it is {list(tensor.shape)}" if tensor else "there is none"
+            got = f"it is {list(tensor.shape)}" if tensor else "there is none"
             raise FetchError(
                 f"The model's tensors do not go with its configuration: {name} should be "
-                f"{list(shape)}, and {found}."
+                f"{list(shape)}, and {got}."
             )
         return tensor
 

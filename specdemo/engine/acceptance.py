@@ -45,11 +45,11 @@ class TargetRows:
 
     def row(self, drafted: Sequence[int]) -> Logits:
         """The row after `drafted`."""
-        at = len(drafted)
-        only = self.logits.part(at, at + 1)
+        index = len(drafted)
+        row = self.logits.part(index, index + 1)
         if self.adjustment is not None:
-            only = one_row(self.adjustment(only.rows[0], self.context, drafted))
-        return only if self.masks is None else only.allowed(0, self.masks[at])
+            row = one_row(self.adjustment(row.rows[0], self.context, drafted))
+        return row if self.masks is None else row.allowed(0, self.masks[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,38 +80,38 @@ def verify(
     tokens = draft.tokens
     probabilities = []
     least = math.inf
-    for at, drafted in enumerate((*tokens, None)):
-        one = rows.row(tokens[:at])
+    for index, drafted in enumerate((*tokens, None)):
+        row = rows.row(tokens[:index])
         if sampling.greedy:
-            token = one.best(0)
-            margin = one.margin(0) if reach or token != drafted else math.inf
+            token = row.best(0)
+            margin = row.margin(0) if reach or token != drafted else math.inf
         else:
-            row = one.rows[0]
-            known = float(row.max()), float(one.log_sum[0])
-            position = len(rows.context) + at
-            token, margin = choose(row, sampling, position, known, reach=reach * stretch)
+            values = row.rows[0]
+            known = float(values.max()), float(row.log_sum[0])
+            position = len(rows.context) + index
+            token, margin = choose(values, sampling, position, known, reach=reach * stretch)
         least = min(least, margin / stretch)
         if drafted is not None:
-            probabilities.append(one.probability(0, drafted))
+            probabilities.append(row.probability(0, drafted))
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
-    return Verification(at, token, tuple(probabilities), one.probability(0, token), shown, least)
+    return Verification(index, token, tuple(probabilities), row.probability(0, token), shown, least)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
     """Algorithm 2 of Chen et al."""
     tokens, seed = draft.tokens, sampling.seed
     probabilities = []
-    for at, drafted in enumerate(tokens):
-        position = len(rows.context) + at
-        q = distribution(rows.row(tokens[:at]).rows[0], sampling)
-        p = draft.proposals[at].distribution or Distribution(np.array([drafted]), np.ones(1))
+    for index, drafted in enumerate(tokens):
+        position = len(rows.context) + index
+        q = distribution(rows.row(tokens[:index]).rows[0], sampling)
+        p = draft.proposals[index].distribution or Distribution(np.array([drafted]), np.ones(1))
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
         if not accepts(chance, seed, position):
             token = draw(residual(p, q), seed, position, RESIDUAL)
-            return Verification(at, token, tuple(probabilities), q.probability(token))
+            return Verification(index, token, tuple(probabilities), q.probability(token))
     q = distribution(rows.row(tokens).rows[0], sampling)
     token = draw(q, seed, len(rows.context) + len(tokens))
     return Verification(len(tokens), token, tuple(probabilities), q.probability(token))
@@ -130,8 +130,8 @@ def accepts(chance: float, seed: int, position: int) -> bool:
 def residual(p: Distribution, q: Distribution) -> Distribution:
     """max(0, q - p), normalised (Chen et al., equation 2). If p equals q up to rounding, nothing is
     left; the result is then q, which is right because a rejection has probability 0."""
-    at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
-    drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
+    columns = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
+    drafted = np.where(p.ids[columns] == q.ids, p.probabilities[columns], 0.0)
     left = np.maximum(q.probabilities - drafted, 0.0)
     mass = left.sum()
     if mass <= 0:

@@ -59,8 +59,9 @@ class Adjustment:
             x = adjusted[seen]
             adjusted[seen] = np.where(x > 0, x / self._repetition, x * self._repetition)
         if self._frequency or self._presence:
-            said, known = columns_of(tokens)
-            adjusted[said] -= self._frequency * counts[known].astype(np.float32) + self._presence
+            written, known = columns_of(tokens)
+            times = counts[known].astype(np.float32)
+            adjusted[written] -= self._frequency * times + self._presence
         biased, known = columns_of(self._biased)
         adjusted[biased] += self._biases[known]
         return adjusted

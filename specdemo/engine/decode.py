@@ -46,10 +46,10 @@ def prefill(
     seconds are the target's."""
     seconds, size, last = 0.0, PREFILL_CHUNK, None
     while last is None:
-        held = target.length
-        chunk, rows = next_chunk(list(tokens[held : held + size + 2]), size)
-        if held < prefix:
-            chunk, rows = list(tokens[held:prefix]), 0
+        length = target.length
+        chunk, rows = next_chunk(list(tokens[length : length + size + 2]), size)
+        if length < prefix:
+            chunk, rows = list(tokens[length:prefix]), 0
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds
         last = reply.logits.last() if rows else None
@@ -155,14 +155,14 @@ def settle(
     """The round of a verification, cut after the first stop token, and the tokens that it adds.
     `undrafted` is the kind of the target's token in a round without draft tokens."""
     added = [*draft.tokens[: verification.accepted], verification.token]
-    stopped = [at for at, token in enumerate(added) if token in stop_ids]
+    stopped = [index for index, token in enumerate(added) if token in stop_ids]
     added = added[: stopped[0] + 1] if stopped else added
     accepted = min(len(added), verification.accepted)
     drafted = tuple(
         DraftToken(
-            proposal.token, proposal.probability, probability, at < accepted, proposal.source
+            proposal.token, proposal.probability, probability, index < accepted, proposal.source
         )
-        for at, (proposal, probability) in enumerate(
+        for index, (proposal, probability) in enumerate(
             zip_longest(draft.proposals, verification.probabilities)
         )
     )
@@ -174,8 +174,10 @@ def settle(
             verification.token_probability,
             margin=verification.margin,
         )
-    found: tuple[Logprobs, ...] = ()
+    alternatives: tuple[Logprobs, ...] = ()
     if logprobs is not None:
         logits = rows.logits
-        found = tuple(logits.logprobs(at, token, logprobs) for at, token in enumerate(added))
-    return Round(drafted, emitted, draft.seconds, seconds, 0.0, found), added
+        alternatives = tuple(
+            logits.logprobs(row, token, logprobs) for row, token in enumerate(added)
+        )
+    return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives), added

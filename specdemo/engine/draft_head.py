@@ -53,10 +53,10 @@ class DraftHead:
         if count not in self._bound:
             self._bound = {1: self._bound[1], count: self._bind(request, count)}
         (hidden, state, token), (rows, states, log_sums) = self._bound[count]
-        for at, step in enumerate(batch):
-            hidden[at] = step.hidden
-            state[at] = 0 if step.state is None else step.state
-            token[at] = step.tokens[0]
+        for row, step in enumerate(batch):
+            hidden[row] = step.hidden
+            state[row] = 0 if step.state is None else step.state
+            token[row] = step.tokens[0]
         before = perf_counter()
         try:
             request.infer(share_outputs=True)
@@ -66,7 +66,7 @@ class DraftHead:
         self.seconds += seconds
         self.size = count
         self.costs.record(count, seconds)
-        steps = [slice(at, at + 1) for at in range(count)]
+        steps = [slice(row, row + 1) for row in range(count)]
         return [Logits(rows[step], log_sums[step, 0], states[step]) for step in steps]
 
     def _bind(
@@ -80,8 +80,8 @@ class DraftHead:
             request.set_tensor(name, tensor)
         widths = (len(self.head_tokens), self.widths[1], 1)
         outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
-        for at, tensor in enumerate(outputs):
-            request.set_output_tensor(at, tensor)
+        for index, tensor in enumerate(outputs):
+            request.set_output_tensor(index, tensor)
         return [tensor.data for tensor in inputs], [tensor.data for tensor in outputs]
 
 

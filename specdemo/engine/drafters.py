@@ -190,8 +190,8 @@ class EagleDrafter(LogitsDrafter):
         begin = self._continue(end - len(states))
         following = tokens[begin + 1 : end + 1]
         if following:
-            given = states[len(states) - (end - begin) :][: len(following)]
-            yield Forward("draft", Run(self.sequence, following, 0, states=given))
+            added = states[len(states) - (end - begin) :][: len(following)]
+            yield Forward("draft", Run(self.sequence, following, 0, states=added))
             self._rows = self.sequence.length
 
     def of_prompt(self, tokens: tuple[int, ...]) -> int:
@@ -294,9 +294,9 @@ class ModelDrafter(LogitsDrafter):
     def _unread(self, context: list[int], drafted: list[int]) -> list[int]:
         """The tokens of `context` and `drafted` to run next: at least the last one. Cuts the
         sequence to the text before them."""
-        text, held = [*context, *drafted], self.sequence.tokens
-        same = min(len(held), len(text) - 1)
-        while held[:same] != text[:same]:
+        text, read = [*context, *drafted], self.sequence.tokens
+        same = min(len(read), len(text) - 1)
+        while read[:same] != text[:same]:
             same -= 1
         self.sequence.truncate(same)
         return text[same:]

@@ -16,7 +16,6 @@ from .faults import ModelError
 from .graph import (
     add_states,
     embedding_of,
-    fuse_matmuls,
     last_line,
     page_attention,
     read_decoder,
@@ -25,6 +24,7 @@ from .graph import (
 )
 from .messages import ModelSettings, Run
 from .model import PagedModel
+from .products import fuse_products
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
 JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
@@ -75,9 +75,9 @@ class EagleHead(PagedModel):
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         """g of every token, and zeros for padding."""
         rows = np.zeros((size, 1, self._width), np.float32)
-        given = [run.states for run in batch if run.states is not None]
-        if given:
-            states = np.concatenate(given)[:, None]
+        parts = [run.states for run in batch if run.states is not None]
+        if parts:
+            states = np.concatenate(parts)[:, None]
             joined = self._join.infer({GIVEN: states}, share_inputs=True)[0]
         begin = read = 0
         for run in batch:
@@ -120,8 +120,8 @@ def _split(model: ov.Model) -> HeadGraphs:
     JOINED, and as outputs logits, their log-sum-exp, and the states that take the place of g in a
     chain."""
     tokens = _take_tokens(model)
-    given = model.input(GIVEN).node
-    reached = {given.get_name()}
+    source = model.input(GIVEN).node
+    reached = {source.get_name()}
     for node in model.get_ordered_ops():
         if any(value.get_node().get_name() in reached for value in node.input_values()):
             reached.add(node.get_name())
@@ -133,9 +133,9 @@ def _split(model: ov.Model) -> HeadGraphs:
     joined.output(0).get_tensor().set_names({JOINED})
     for port in node.output(0).get_target_inputs():
         port.replace_source_output(joined.output(0))
-    before = ov.Model([ops.result(node.output(0))], [given], "joined_states")
+    before = ov.Model([ops.result(node.output(0))], [source], "joined_states")
     model.add_parameters([joined])
-    model.remove_parameter(given)
+    model.remove_parameter(source)
     model.validate_nodes_and_infer_types()
     named = [port for port in model.outputs if "state" in port.names]
     if named:
@@ -145,5 +145,5 @@ def _split(model: ov.Model) -> HeadGraphs:
         state = residual_stream(model, ov.Dimension(width))[-1]
     shape_head(model, None)
     add_states(model, [state])
-    fuse_matmuls(model)
+    fuse_products(model)
     return HeadGraphs(before, model, tokens, states, width)

@@ -154,8 +154,8 @@ class Engine:
             # The prompt is kept for reuse; in a PagedModel the answer shares its whole blocks.
             size, paged = cache.model.block_size, isinstance(cache.model, PagedModel)
             read, longest = cache.longest(prompt), cache.longest(tokens)
-            kept, most = -(-read // size), -(-(longest + MAX_DRAFT + 1) // size)
-            blocks[cache] = kept + most - (read // size if paged else 0)
+            prompt_blocks, text_blocks = -(-read // size), -(-(longest + MAX_DRAFT + 1) // size)
+            blocks[cache] = prompt_blocks + text_blocks - (read // size if paged else 0)
         if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
@@ -178,19 +178,19 @@ class Engine:
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
-        model, found = numerics.open_target(
+        model, invariance = numerics.open_target(
             files, self.core, name == "exact", known, self._available_bytes()
         )
         self._fix_cache(model)
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
-        limit = min(found.tokens or LARGEST, LARGEST) - 1
+        limit = min(invariance.tokens or LARGEST, LARGEST) - 1
         policy = Policy(limit=limit, costs=model.costs, acceptance=rates)
         if name != "exact":
             policy.draft = self._targets["exact"].policy.draft
-        target = Target(name, model, prefixes, found, policy)
-        model.least_tokens = found.least_tokens
+        target = Target(name, model, prefixes, invariance, policy)
+        model.least_tokens = invariance.least_tokens
         if known is not None and known.costs:
             model.costs.learn(known.costs, known.change, known.attention, lasting=True)
             target.measured = known.measured

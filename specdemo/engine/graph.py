@@ -1,8 +1,6 @@
-"""Changes a decoder's graph before it is compiled: adds paged attention, limits the head to the
-rows asked for, and joins small matrix products that share their input."""
+"""Changes a decoder's graph before it is compiled: adds paged attention and further outputs, and
+limits the head to the rows asked for."""
 
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,8 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from .faults import ModelError
 from .messages import Taps
+from .products import fuse_products, raw_bytes, rebuilt
 
-FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
 HIDDEN = "hidden"  # name of the added output of hidden states
 
@@ -29,7 +27,7 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `fuse_matmuls`. Raises ModelError for any other graph."""
+    `fuse_products`. Raises ModelError for any other graph."""
     try:
         page_attention(model)
         shape_head(model, vocabulary)
@@ -39,7 +37,7 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> No
         ) from error
     if hidden is not None:
         add_hidden(model, hidden)
-    fuse_matmuls(model)
+    fuse_products(model)
 
 
 def page_attention(model: ov.Model) -> None:
@@ -48,7 +46,7 @@ def page_attention(model: ov.Model) -> None:
     states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
     shapes = [node.get_output_partial_shape(0) for node in states]
     # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
-    if any(s.rank.is_static and all(one.is_static for one in list(s)[1:]) for s in shapes):
+    if any(s.rank.is_static and all(size.is_static for size in list(s)[1:]) for s in shapes):
         raise ModelError(
             "The IR has recurrent layers, which cannot go back; choose a model with attention only."
         )
@@ -85,12 +83,12 @@ def shape_head(model: ov.Model, vocabulary: int | None) -> None:
         def first(tensors: list[ov.Tensor]) -> ov.Node:
             whole, *rest = tensors[0].shape or [1]
             part = ov.Shape([vocabulary, *rest]) if whole == known else tensors[0].shape
-            kept = ov.Tensor(tensors[0].element_type, part)
-            raw_bytes(kept)[:] = raw_bytes(tensors[0])[: kept.byte_size]
-            return ops.constant(kept)
+            cut = ov.Tensor(tensors[0].element_type, part)
+            raw_bytes(cut)[:] = raw_bytes(tensors[0])[: cut.byte_size]
+            return ops.constant(cut)
 
         weights, transposed = head.input_value(1), head.get_attributes()["transpose_b"]
-        cut = _rebuilt([weights.get_node()], first) if transposed else None
+        cut = rebuilt([weights.get_node()], first) if transposed else None
         if cut is None:
             cut = ops.slice(weights, [0], [vocabulary], [1], [0 if transposed else 1])
         head.input(1).replace_source_output(cut.output(0))
@@ -143,8 +141,8 @@ def entering(stream: list[ov.Node], count: int, layers: tuple[int, ...]) -> list
     if not all(0 <= layer <= count <= len(stream) for layer in layers):
         raise ModelError(f"The draft head reads layers {layers} of a target that has {count}.")
     # A decoder adds once or twice a layer; learned positions are one addition before the first.
-    before, each = (len(stream) - 1) % count, (len(stream) - 1) // count
-    return [stream[before + each * layer] for layer in layers]
+    before, per_layer = (len(stream) - 1) % count, (len(stream) - 1) // count
+    return [stream[before + per_layer * layer] for layer in layers]
 
 
 def residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
@@ -187,76 +185,6 @@ def output_product(model: ov.Model) -> ov.Node:
     while node.get_type_name() != "MatMul":
         node = node.input_value(0).get_node()
     return node
-
-
-def fuse_matmuls(model: ov.Model) -> None:
-    """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
-    into one, in place. Sums and their order stay the same, so the bits do too. In a small model the
-    start of a product takes as long as the product."""
-    sharing = defaultdict(list)
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul":
-            transposed = node.get_attributes()
-            if transposed["transpose_b"] and not transposed["transpose_a"]:
-                source = node.input_value(0)
-                sharing[source.get_node().get_name(), source.get_index()].append(node)
-    for products in sharing.values():
-        weights = [product.input_value(1).get_node() for product in products]
-        together = _rebuilt(weights, _stacked) if len(weights) > 1 else None
-        if together is None:
-            continue
-        whole = ops.matmul(products[0].input_value(0), together, False, True)
-        rows = np.array([weight.get_output_shape(0)[0] for weight in weights])
-        parts = ops.variadic_split(whole, ops.constant(np.int64(-1)), ops.constant(rows))
-        for part, product in zip(parts.outputs(), products, strict=True):
-            product.output(0).replace(part)
-    model.validate_nodes_and_infer_types()
-
-
-def _rebuilt(
-    nodes: list[ov.Node], constant: Callable[[list[ov.Tensor]], ov.Node | None]
-) -> ov.Node | None:
-    """One expression of weights in place of `nodes` of the same form: `constant` makes a constant
-    of theirs. So the plugin still sees compressed weights. None for other expressions, and if
-    `constant` gives None."""
-    kind, *others = {node.get_type_name() for node in nodes}
-    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract", "Reshape"):
-        return None
-    if kind == "Constant":
-        return constant([node.get_tensor_view() for node in nodes])
-    count = 1 if kind == "Reshape" else None
-    values = zip(*(node.input_values()[:count] for node in nodes), strict=True)
-    made = [_rebuilt([value.get_node() for value in alike], constant) for alike in values]
-    inputs = [node for node in made if node is not None]
-    if len(inputs) < len(made):
-        return None
-    if kind == "Convert":
-        return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
-    if kind == "Reshape":  # groups of weights that share a scale become rows
-        rows = inputs[0].get_output_shape(0)[0]
-        return ops.reshape(inputs[0], [rows, *nodes[0].get_output_shape(0)[1:]], False)
-    return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
-
-
-def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
-    """Stack tensors [rows, width] along the rows; None if they do not match or are too large."""
-    alike = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
-    if len(alike) > 1 or len(tensors[0].shape) != 2:
-        return None
-    # A row of 4-bit elements can end inside a byte.
-    split = any(tensor.byte_size % tensor.shape[0] for tensor in tensors)
-    if split or sum(tensor.byte_size for tensor in tensors) > FUSED_BYTES:
-        return None
-    shape = [sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]]
-    stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
-    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(tensor) for tensor in tensors])
-    return ops.constant(stacked)
-
-
-def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
-    """A tensor's memory as bytes, uint8 [bytes], whatever its element type."""
-    values: np.ndarray = tensor.data
-    return values.reshape(-1).view(np.uint8)
 
 
 def last_line(error: BaseException) -> str:

@@ -39,11 +39,11 @@ def measure_invariance(model: Model) -> Invariance:
             model.forward([Run(context, text[:CONTEXT], 1)])
             model.least_tokens = 1
             tokens, one_token = _equal_sizes(model, context, text[CONTEXT:])
-            found = Invariance(tokens, one_token, model.threads)
-            model.least_tokens = found.least_tokens
+            invariance = Invariance(tokens, one_token, model.threads)
+            model.least_tokens = invariance.least_tokens
             merging = tokens > 0 and _can_merge(model, context, text[CONTEXT:], tokens)
             chunks = tokens > PREFILL_CHUNK and _equal_chunks(model, context, text[CONTEXT:])
-            return replace(found, merging=merging, chunks=chunks)
+            return replace(invariance, merging=merging, chunks=chunks)
         finally:
             model.least_tokens = restored
 

@@ -58,21 +58,21 @@ class Lookup:
     def guess(self, drafted: list[int], mask: Mask = None) -> Guess | None:
         """The likeliest allowed token after the text and `drafted`; None if none is known."""
         context = [*self._ending, *drafted][-ORDERS:]
-        found = []
+        matches = []
         for n in range(1, len(context) + 1):
             known = self._after.get(tuple(context[-n:]))
             if known is None:
                 break
-            found.append(known)
+            matches.append(known)
         chances: dict[int, float] = {}
         left = 1.0
-        for known in reversed(found):
+        for known in reversed(matches):
             share = left / (sum(known.values()) + DOUBT)
             for token, count in known.items():
                 chances[token] = chances.get(token, 0.0) + share * count
             left = share * DOUBT
         if mask is not None:
-            chances = {t: one for t, one in chances.items() if t < len(mask) and mask[t]}
+            chances = {t: chance for t, chance in chances.items() if t < len(mask) and mask[t]}
         if not chances:
             return None
         best = max(chances, key=lambda token: chances[token])

@@ -74,35 +74,35 @@ class Logits(NamedTuple):
     log_sum: np.ndarray
     state: np.ndarray | None = None
 
-    def best(self, at: int) -> int:
+    def best(self, index: int) -> int:
         """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
-        return int(self.rows[at].argmax())
+        return int(self.rows[index].argmax())
 
-    def margin(self, at: int) -> float:
-        row, best = self.rows[at], self.best(at)
+    def margin(self, index: int) -> float:
+        row, best = self.rows[index], self.best(index)
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return float(row[best] - second)
 
-    def logprobs(self, at: int, token: int, count: int) -> Logprobs:
+    def logprobs(self, index: int, token: int, count: int) -> Logprobs:
         """The log-probabilities of row `at`: of `token`, and of the `count` likeliest tokens."""
-        row, log_sum = self.rows[at], float(self.log_sum[at])
+        row, log_sum = self.rows[index], float(self.log_sum[index])
         likeliest = np.argpartition(-row, min(count, len(row) - 1))[:count]
         best = sorted((-float(row[id]), int(id)) for id in likeliest)
         top = tuple((id, -logit - log_sum) for logit, id in best)
         return Logprobs(float(row[token]) - log_sum, top)
 
-    def probability(self, at: int, column: int) -> float:
+    def probability(self, index: int, column: int) -> float:
         """Softmax of row `at` at `column`, temperature 1."""
-        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
+        return math.exp(min(float(self.rows[index, column]) - float(self.log_sum[index]), 0.0))
 
     def part(self, begin: int, end: int) -> Logits:
         """Rows `begin` to `end`, as views, without states."""
         return Logits(self.rows[begin:end], self.log_sum[begin:end])
 
-    def allowed(self, at: int, mask: Mask) -> Logits:
+    def allowed(self, index: int, mask: Mask) -> Logits:
         """Only row `at`. Tokens that the mask does not allow have logits of -inf, and so have those
         beyond it; one of the row's tokens must be allowed."""
-        only = self.part(at, at + 1)
+        only = self.part(index, index + 1)
         if mask is None:
             return only
         row = np.full_like(only.rows[0], -np.inf)

@@ -16,8 +16,9 @@ from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .cost_model import CostModel
 from .faults import ModelError
-from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
+from .graph import ROWS_INPUT, last_line, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
+from .products import raw_bytes, split_products
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
@@ -131,6 +132,8 @@ class PagedModel:
         self.size = 0
         core = core or ov.Core()
         model = self._read(core, xml)
+        if settings.properties:  # without any, exactness is not asked for
+            split_products(core, model, dict(settings.properties))
         self.compiling = self._compile_fixed(core, model)
         try:
             compiled = core.compile_model(model, "CPU", dict(settings.properties))
@@ -223,17 +226,19 @@ class PagedModel:
         if not run.stepwise:
             return [Part(tokens, start, sequence.blocks[: -(-end // size)])]
         # All keys and values are written before any token attends, so each sees those before it.
-        steps = enumerate(tokens, start)
-        return [Part([token], at, sequence.blocks[: at // size + 1]) for at, token in steps]
+        return [
+            Part([token], position, sequence.blocks[: position // size + 1])
+            for position, token in enumerate(tokens, start)
+        ]
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own for the positions `start` to `end`."""
-        first, kept = divmod(start, self.block_size)
+        first, filled = divmod(start, self.block_size)
         for index in range(first, len(sequence.blocks)):
             shared = sequence.blocks[index]
             if self.pool.references[shared] > 1:
                 [own] = self.pool.take()
-                if index == first and kept:
+                if index == first and filled:
                     for cache in self._caches:
                         view = raw_bytes(cache).reshape(cache.shape[0], -1)
                         view[own] = view[shared]
@@ -245,12 +250,14 @@ class PagedModel:
         """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
         properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
-            some = sizes[begin : begin + COMPILED_TOGETHER]
+            chosen = sizes[begin : begin + COMPILED_TOGETHER]
             with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
-                graphs = [with_fixed_shape(model, size) for size in some]
-                compiled = pool.map(lambda one: core.compile_model(one, "CPU", properties), graphs)
-                for size, one in zip(some, compiled, strict=True):
-                    self._add_fixed(size, Instance(one))
+                graphs = [with_fixed_shape(model, size) for size in chosen]
+                compiled = pool.map(
+                    lambda graph: core.compile_model(graph, "CPU", properties), graphs
+                )
+                for size, instance in zip(chosen, compiled, strict=True):
+                    self._add_fixed(size, Instance(instance))
             yield
 
     def _add_fixed(self, size: int, instance: Instance) -> None:

@@ -58,9 +58,9 @@ def candidates(
         precisions = [kv_cache]
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
     group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
-    found: list[Properties] = [(_F32, cache, group) for cache in caches]
+    tried: list[Properties] = [(_F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
-    return found if kv_cache == "u8" else [*found, (_F32, caches[-1], _NO_DYNAMIC)]
+    return tried if kv_cache == "u8" else [*tried, (_F32, caches[-1], _NO_DYNAMIC)]
 
 
 def activation_group(model: ov.Model) -> int:
@@ -98,19 +98,19 @@ def open_target(
         hidden = Taps(layers, () if layers else fractions(files.head, core))
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
-        tried, found = [known.properties], known.invariance
+        tried, invariance = [known.properties], known.invariance
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
-        found = Invariance(0, 0.0, 0, merging=True, chunks=True)
+        invariance = Invariance(0, 0.0, 0, merging=True, chunks=True)
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
         model = open_model(source, replace(settings, properties=properties), core)
         if exact and known is None:
-            found = measure_invariance(model)
-            if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
+            invariance = measure_invariance(model)
+            if invariance.tokens >= LEAST_USEFUL and (invariance.guard or not invariance.one_token):
                 break
-    return model, found
+    return model, invariance
 
 
 def fixed_shapes(

@@ -38,8 +38,8 @@ class PrefixCache:
     def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
         """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
         if tokens in self._kept:
-            kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
-            return self.model.fork(kept[0], len(tokens)), kept[1]
+            entry = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
+            return self.model.fork(entry[0], len(tokens)), entry[1]
         prefix = self.template_prefix_of(tokens)
         # Prefill reads chunk + 1 tokens as one chunk, so the last two tokens are never reused.
         most = prefix + max(len(tokens) - prefix - (self.chunk > 1) * 2, 0)
@@ -70,19 +70,19 @@ class PrefixCache:
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold. Safe to call from any thread."""
-        kept = list(self._kept.values())
-        return {block for sequence, _ in kept for block in list(sequence.blocks)}
+        entries = list(self._kept.values())
+        return {block for sequence, _ in entries for block in list(sequence.blocks)}
 
     def make_room(self, blocks: int, least: int = 0) -> None:
         """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep at least
         `least` texts. A shared block counts once for each text."""
-        held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
-        while held > blocks and len(self._kept) > least:
+        used = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
+        while used > blocks and len(self._kept) > least:
             sequence, _ = self._kept.pop(next(iter(self._kept)))
-            held -= len(sequence.blocks)
+            used -= len(sequence.blocks)
             sequence.release()
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     most = min(len(left), len(right))
-    return next((at for at in range(most) if left[at] != right[at]), most)
+    return next((index for index in range(most) if left[index] != right[index]), most)

@@ -38,17 +38,17 @@ class Invariance:
         return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
 
     def __str__(self) -> str:
-        found = f"on {self.threads} threads " if self.threads else ""
+        text = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
-            return found + "logits depend on how many tokens run together"
+            return text + "logits depend on how many tokens run together"
         sizes = f"{self.least_tokens} to {self.tokens}"
-        found += f"forwards of {sizes} tokens give bitwise equal logits"
+        text += f"forwards of {sizes} tokens give bitwise equal logits"
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"
-            found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
+            text += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
         if self.merging:
-            return f"{found}; requests that share a forward get the same bits"
-        return f"{found}; requests do not share forwards, which would change their bits"
+            return f"{text}; requests that share a forward get the same bits"
+        return f"{text}; requests do not share forwards, which would change their bits"
 
 
 @dataclass(frozen=True, slots=True)

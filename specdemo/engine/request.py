@@ -225,16 +225,16 @@ class PromptLogprobs(Request):
     tokens. They come from prefill forwards, which may round otherwise than those of an answer."""
 
     def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
-        found: list[Logprobs] = []
+        logprobs: list[Logprobs] = []
         size, count = PREFILL_CHUNK, self.logprobs or 0
         with target.model.new_sequence() as sequence:
             while following := self.tokens[sequence.length + 1 :][:size]:
                 chunk = self.tokens[sequence.length :][: len(following)]
                 reply = yield Forward("target", Run(sequence, chunk, len(chunk)))
                 rows = enumerate(following)
-                found += [reply.logits.logprobs(row, token, count) for row, token in rows]
+                logprobs += [reply.logits.logprobs(row, token, count) for row, token in rows]
                 size = target.fair_chunk(sequence.length) if reply.shared else size
-        return found
+        return logprobs
 
 
 def models(target: Target, draft: PrefixCache | DraftHead | None) -> dict[str, Runner]:

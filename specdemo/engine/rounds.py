@@ -68,5 +68,5 @@ class Round:
     @property
     def tokens(self) -> tuple[DraftToken | EmittedToken, ...]:
         """The tokens that this round added to the answer, in order."""
-        kept = tuple(token for token in self.drafted if token.accepted)
-        return kept if self.emitted is None else (*kept, self.emitted)
+        accepted = tuple(token for token in self.drafted if token.accepted)
+        return accepted if self.emitted is None else (*accepted, self.emitted)

@@ -65,9 +65,9 @@ class Distribution:
     edge: float = math.inf
 
     def probability(self, token: int) -> float:
-        at = int(np.searchsorted(self.ids, token))
-        known = at < len(self.ids) and self.ids[at] == token
-        return float(self.probabilities[at]) if known else 0.0
+        index = int(np.searchsorted(self.ids, token))
+        known = index < len(self.ids) and self.ids[index] == token
+        return float(self.probabilities[index]) if known else 0.0
 
 
 def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
@@ -77,8 +77,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     unnormalised = np.exp((logits - top) * np.float32(1 / sampling.temperature))
     if not sampling.filtered:
         ids = np.flatnonzero(unnormalised)
-        kept = unnormalised[ids].astype(np.float64)
-        return Distribution(ids, kept / kept.sum())
+        weights = unnormalised[ids].astype(np.float64)
+        return Distribution(ids, weights / weights.sum())
     # All filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
     for least in (_RANKED, 0.0):
@@ -101,10 +101,10 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
                 continue
             size = min(size, int(np.count_nonzero(weights >= sampling.min_p)))
         order = np.argsort(ranked[:size])
-        kept = weights[:size]
+        rest = weights[:size]
         top_p = sampling.top_p * total if sampling.top_p < 1 else None
         edge = _edge(weights, size, top_p, sampling.min_p)
-        return Distribution(ranked[order], kept[order] / kept.sum(), edge)
+        return Distribution(ranked[order], rest[order] / rest.sum(), edge)
     raise AssertionError("the second time every token is ranked")
 
 

@@ -267,7 +267,7 @@ class Scheduler:
                 for batch in _batches(sorted(short, key=lambda handle: handle.tokens)):
                     self._forward(batch)
                 if long:
-                    self._forward([min(long, key=lambda one: one.pending.run.sequence.length)])
+                    self._forward([min(long, key=lambda h: h.pending.run.sequence.length)])
                 if name == "target" or long or not waiting:
                     break
 
@@ -304,9 +304,9 @@ class Scheduler:
                 self._forward([request])
             return
         seconds = perf_counter() - begun
-        asked = sum(request.tokens for request in batch)
+        total = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
-            others, request.pending = asked - request.tokens, None
+            others, request.pending = total - request.tokens, None
             shared = request.most_others > 0
             self._resume(request, Reply(part, seconds, model.size, others, shared))
 
@@ -350,7 +350,7 @@ def _batches(requests: list[Handle]) -> list[list[Handle]]:
     batches: list[list[Handle]] = []
     for model in dict.fromkeys(request.model for request in requests):
         room = -1
-        for request in (one for one in requests if one.model is model):
+        for request in (request for request in requests if request.model is model):
             if request.tokens > room:
                 batches.append([])
                 room = request.merged_tokens

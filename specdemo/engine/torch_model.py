@@ -189,7 +189,7 @@ class TorchModel:
             )
             end = output.logits.shape[1] - after
             rows = output.logits[0, end - run.rows : end, : self.vocabulary_size].float()
-            values, log_sums = (one.cpu().numpy() for one in (rows, rows.logsumexp(-1)))
+            values, log_sums = (tensor.cpu().numpy() for tensor in (rows, rows.logsumexp(-1)))
         except (RuntimeError, IndexError) as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         seconds = perf_counter() - before
@@ -207,7 +207,7 @@ class TorchModel:
 
     def _bytes_rolled_back(self, kind: str) -> int:
         """The bytes of a token's keys and values. Raises BadInput if a rollback fails."""
-        first, other = ([at % self.vocabulary_size for at in ids] for ids in (range(4), (5, 6)))
+        first, other = ([id % self.vocabulary_size for id in ids] for ids in (range(4), (5, 6)))
         why = "choose one that attends to all tokens."
         try:
             with self.new_sequence() as rolled_back, self.new_sequence() as fresh:
@@ -215,9 +215,10 @@ class TorchModel:
                 rolled_back.truncate(2)
                 [again] = self.forward([Run(rolled_back, other, 1)])
                 [expected] = self.forward([Run(fresh, [*first[:2], *other], 1)])
-                kept = [one for layer in fresh.cache.layers for one in (layer.keys, layer.values)]
+                layers = fresh.cache.layers
+                buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
             if np.abs(again.rows - expected.rows).max() <= _TOLERANCE * np.ptp(expected.rows):
-                return sum(buffer[..., 0, :].nbytes for buffer in kept)
+                return sum(buffer[..., 0, :].nbytes for buffer in buffers)
         except (ModelError, TypeError, AttributeError, ValueError, KeyError) as error:
             why = last_line(error)
         raise BadInput(f"This model ({kind}) keeps a state that cannot be rolled back: {why}")

@@ -18,7 +18,7 @@ from specdemo.host import disk, hardware
 # {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or of
 # `about_files`
 About = Mapping[str, str | int]
-VERSION = 11  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 12  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)
