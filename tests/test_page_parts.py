@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench.costs import measured_speed, predicted_speed
+from specdemo.bench.costs import predicted_speedups
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput, RequestFailed
@@ -21,7 +21,7 @@ from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace
+from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace, summarize
 from specdemo.ui import events, layout, offers, wording
 from specdemo.ui.assets import RECORDED, Assets
 from specdemo.ui.service import Service, Visitor
@@ -151,8 +151,9 @@ def test_a_run_whose_drafts_were_all_rejected_has_a_curve_too():
 def test_the_speed_up_of_ten_embedded_runs_is_predicted_within_a_tenth():
     for kept in json.loads(PREDICTED_RUNS.read_text("utf-8")):
         trace = recorded_run(kept)
-        ratio = predicted_speed(trace).speedup / measured_speed(trace).speedup
-        assert 0.9 < ratio < 1.1, kept["question"]
+        summary = summarize(trace)
+        [predicted] = predicted_speedups(trace, [summary.acceptance_rate])
+        assert 0.9 < predicted / summary.speedup < 1.1, kept["question"]
 
 
 def recorded_run(kept: dict) -> Trace:

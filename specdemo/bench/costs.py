@@ -1,8 +1,7 @@
-"""The speed of a run, measured and as Leviathan et al. (arXiv 2211.17192) predict it."""
+"""The speed of a run as Leviathan et al. (arXiv 2211.17192) predict it."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -15,59 +14,24 @@ LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in
 Place = tuple[int, str, bool]  # of a draft token, as `_place` tells
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What makes a speed-up: the tokens of a round on average, and the seconds of a round and of a
-    token of autoregressive decoding."""
+def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
+    """The speed-ups that a run's cost model lets expect for its drafts, if all its acceptance rates
+    changed alike, to these means. Empty without a cost model or draft tokens.
 
-    tokens_per_round: float
-    round_seconds: float
-    token_seconds: float
-
-    @property
-    def speedup(self) -> float:
-        return self.tokens_per_round * self.token_seconds / self.round_seconds
-
-
-def measured_speed(trace: Trace) -> Speed | None:
-    """The measured Speed of the race on show; None if it has no speed-up."""
-    summary = summarize(trace)
-    token = over(summary.baseline_decode_seconds, summary.baseline_decoded)
-    if not summary.speedup or token is None:
-        return None
-    return Speed(summary.tokens_per_round, summary.decode_seconds / summary.decode_rounds, token)
-
-
-def predicted_speed(trace: Trace) -> Speed | None:
-    """The Speed that a run's cost model and acceptance rates let expect for its drafts.
-
-    A draft token is accepted, if all before it are, with the run's acceptance rate of its `_place`;
-    so a round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token). A round
-    takes its drafting, the modelled forward and the run's mean time outside inference; a token of
-    autoregressive decoding what it took, without a baseline the modelled forward. None without a
-    cost model or draft tokens."""
+    A draft token is accepted, if all before it are, with the acceptance rate of its `_place`; so a
+    round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token). A round takes
+    its drafting, the modelled forward and the run's mean time outside inference; a token of
+    autoregressive decoding what it took, without a baseline the modelled forward."""
     rounds, summary = trace.decoding_rounds, summarize(trace)
     if not trace.costs or summary.acceptance_rate is None:
-        return None
-    seconds = 0.0
+        return []
+    seconds = summary.outside_seconds
     for round_ in rounds:
         size = min(len(round_.drafted), len(trace.costs.target) - 1)
         seconds += round_.draft_seconds + trace.costs.target[size]
-    seconds += summary.outside_seconds
-    [tokens] = _tokens_per_round(trace, summary.acceptance_rate, [summary.acceptance_rate])
-    return Speed(tokens, seconds / len(rounds), token_seconds(trace))
-
-
-def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
-    """The predicted speed-up if all acceptance rates of the run changed alike, to these means.
-    Empty without a cost model or draft tokens."""
-    predicted, overall = predicted_speed(trace), summarize(trace).acceptance_rate
-    if predicted is None or overall is None:
-        return []
-    return [
-        replace(predicted, tokens_per_round=tokens).speedup
-        for tokens in _tokens_per_round(trace, overall, rates)
-    ]
+    scale = len(rounds) * token_seconds(trace) / seconds
+    tokens = _tokens_per_round(trace, summary.acceptance_rate, rates)
+    return [each * scale for each in tokens]
 
 
 def _tokens_per_round(trace: Trace, overall: float, rates: Sequence[float]) -> list[float]:
@@ -93,10 +57,10 @@ def _tokens_per_round(trace: Trace, overall: float, rates: Sequence[float]) -> l
 def token_seconds(trace: Trace) -> float:
     """What a token of autoregressive decoding took in a run with a cost model; as modelled if there
     was no baseline."""
-    if measured := measured_speed(trace):
-        return measured.token_seconds
+    summary = summarize(trace)
+    measured = over(summary.baseline_decode_seconds, summary.baseline_decoded)
     assert trace.costs is not None
-    return trace.costs.token or trace.costs.target[0]
+    return measured or trace.costs.token or trace.costs.target[0]
 
 
 def _place(round_: Round, position: int) -> Place:

@@ -7,12 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.costs import (
-    measured_speed,
-    predicted_speed,
-    predicted_speedups,
-    token_seconds,
-)
+from specdemo.bench.costs import predicted_speedups, token_seconds
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.runs import race as races
 from specdemo.runs.trace import Repeat, Trace, summarize, where
@@ -178,16 +173,17 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
     seconds = token_seconds(trace)
     ratio = trace.costs.target[tokens - 1] / seconds
-    predicted, result = predicted_speed(trace), races.verdict(trace) or measured_speed(trace)
-    speedups = predicted_speedups(trace, [percent / 100 for percent in range(101)])
+    figures = summarize(trace)
+    rates = [figures.acceptance_rate or 0.0, *(percent / 100 for percent in range(101))]
+    speedups = predicted_speedups(trace, rates)
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
         "token_seconds": seconds,
-        "predicted": predicted and predicted.speedup,
-        "measured": result and result.speedup,
-        "rate": summarize(trace).acceptance_rate,
-        "by_rate": [round(speedup, 3) for speedup in speedups],
+        "predicted": speedups[0] if speedups else None,
+        "measured": (races.verdict(trace) or figures).speedup,
+        "rate": figures.acceptance_rate,
+        "by_rate": [round(speedup, 3) for speedup in speedups[1:]],
     }
 
 
