@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import threading
 from collections.abc import Collection
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from specdemo.bench.report import bench, summary_of, tables
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.host.progress import Progress
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, as_json
 
@@ -104,17 +102,14 @@ def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where
     assert [row["id"] for row in report["rows"]] == [prompt.id for prompt in PROMPTS]
     assert report["rows"][0]["identical"] is False
     assert "is empty" in report["details"]["skipped"]["empty"]
-    said = report["details"]["differences"]["one"]
-    assert all(part in said for part in ("token 6", "'other '", "0.25 logits"))
+    difference = report["details"]["differences"]["one"]
+    assert all(part in difference for part in ("token 6", "'other '", "0.25 logits"))
 
 
-def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
-    stop = threading.Event()
-    for event in bench(FakeSession(), PROMPTS * 50, SETTINGS, stop=stop):
-        if not isinstance(event, Progress):
-            stop.set()
-    assert len(event["rows"]) == 1 and event["details"]["stopped"]
-    report = report_of(stop=stop, peers=[FakePeer()])
+def test_a_report_without_a_prompt_has_no_figures():
+    report = report_of(
+        [SimpleNamespace(id="empty", task="qa", instruction=" ")], peers=[FakePeer()]
+    )
     summary = report["summary"]
     assert [summary[name] for name in ("speedup", "identical", "prompts")] == [None, None, 0]
     assert "No prompt was finished" in page(report)

@@ -3,7 +3,6 @@
 import json
 import platform
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -66,40 +65,36 @@ def bench(
     lengths: Sequence[int] = (),
     repeats: int = 1,
     peers: Sequence[Peer] = (),
-    stop: threading.Event | None = None,
 ) -> Iterator[Progress | dict[str, Any]]:
-    """Run `prompts`. Yields Progress, counted in prompts, before each step; after each prompt the
-    report with the `rows` so far; last, also after `stop`, the whole report with `details`.
+    """Run `prompts`. Yields Progress, counted in prompts, before each step, and last the report.
 
     A row has the medians of `repeats` runs of a prompt. With several `lengths` (in place of the
     settings' longest answer, tokens) a prompt has a row for each, with `max_new_tokens`, and the
-    report `lengths`. Setting `stop` ends the run within one forward, or one answer of a peer."""
+    report `lengths`."""
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [(prompt, replace(settings, max_new_tokens=n)) for prompt in prompts for n in limits]
-    stop, begun, total = stop or threading.Event(), perf_counter(), 1 + len(work)
+    begun, total = perf_counter(), 1 + len(work)
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
     rows: list[dict[str, Any]] = []
     report = {**head(session.info, settings), "rows": rows}
     traces: list[Trace] = []
     figures: list[Summary] = []
-    others = PeerAnswers(peers, details["skipped"], stop)
+    others = PeerAnswers(peers, details["skipped"])
 
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     yield Progress("warming up", 0, total)
-    list(session.ask(Question(WARM_UP, short, baseline=True, stop=stop)))
+    list(session.ask(Question(WARM_UP, short, baseline=True)))
     for variant in others.ask(WARM_UP, short):
         yield Progress(variant, 0, total)
     others.forget()
     for done, (prompt, settings) in enumerate(work, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
-        race = Question(prompt.instruction, settings, baseline=True, stop=stop)
+        race = Question(prompt.instruction, settings, baseline=True)
         try:
             races = [trace_of(session.ask(race)) for _ in range(repeats)]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue
-        if races[-1].identical is None:  # it was stopped
-            break
         report["pair"] = races[-1].pair
         traces += races
         figures.append(combined(map(summarize, races), median_low))
@@ -108,7 +103,6 @@ def bench(
             rows[-1]["max_new_tokens"] = settings.max_new_tokens
         if different := [trace for trace in races if not trace.identical]:
             details["differences"][prompt.id] = where(different[0].difference)
-        yield report
         for variant in others.ask(prompt.instruction, settings):
             yield Progress(f"{variant}: {prompt.id}", done, total)
         if len(rows) == PILOT_PROMPTS:
@@ -119,7 +113,7 @@ def bench(
     ours = [trace.token_ids for trace in traces[repeats - 1 :: repeats]]
     # Two engines draw different random numbers: sampled answers are not compared.
     report["peers"] = others.figures(None if settings.temperature else ours)
-    details |= {"stopped": stop.is_set(), "total": combined(figures)}
+    details["total"] = combined(figures)
     details["positions"] = acceptance_by_position(traces)
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     yield report | {"details": details | {"seconds": perf_counter() - begun}}
@@ -129,17 +123,15 @@ class PeerAnswers:
     """The answers of peers to the prompts so far. One that fails is left out, and named in
     `skipped` with the reason."""
 
-    def __init__(self, peers: Sequence[Peer], skipped: dict[str, str], stop: threading.Event):
+    def __init__(self, peers: Sequence[Peer], skipped: dict[str, str]):
         self._answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
-        self._skipped, self._stop = skipped, stop
+        self._skipped = skipped
 
     def ask(self, instruction: str, settings: Settings) -> Iterator[str]:
         """Add each peer's answer. Yields the name of each variant before it answers."""
         for peer in list(self._answers):
             variant = f"{peer.title} ({peer.variant})"
             yield variant
-            if self._stop.is_set():
-                return
             try:
                 self._answers[peer] += peer.answers([(instruction,)], settings)
             except RequestFailed as error:
