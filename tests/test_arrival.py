@@ -27,13 +27,13 @@ from specdemo.ui.arrival import Arrival
 from specdemo.ui.offers import AUTO
 from specdemo.ui.service import Service, Visitor
 
-PAIR = registry.find_pair("dolly-3b")
+PAIR = registry.find_pair("dolly-3b-int4")
 TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]
 DRAFT = DRAFTS[0]
 
 
 class Place:
-    """A server's parts: the embedded pair is made up and answers, dolly-3b is on the Hub."""
+    """A server's parts: the embedded pair is made up and answers, dolly-3b-int4 is on the Hub."""
 
     def __init__(self, hub: Hub, monkeypatch, shared: bool = False):
         self.hub = hub
@@ -98,7 +98,7 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     place.wait("ready")
     place.arrival.press("Use it now")
     place.wait("here")
-    assert place.ask() == "dolly-3b"
+    assert place.ask() == "dolly-3b-int4"
     assert not old.closed
     old.held.clear()
     asking.join()
@@ -138,14 +138,14 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
     place.hub.bytes_per_second = 200_000
     answers = []
     asking = threading.Thread(
-        target=lambda: answers.append(place.ask(pair="dolly-3b")), daemon=True
+        target=lambda: answers.append(place.ask(pair="dolly-3b-int4")), daemon=True
     )
     asking.start()
     until(lambda: place.hub.sending)
     assert place.ask() == "embedded" and seen == []
     place.hub.bytes_per_second = 0
     asking.join()
-    assert answers == ["dolly-3b"] and seen == [not room]
+    assert answers == ["dolly-3b-int4"] and seen == [not room]
     until(lambda: old.closed)
 
 
@@ -187,7 +187,7 @@ def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
     place.wait("ready")
     place.arrival.press("Use it now")
     place.wait("here")
-    assert place.ask() == "dolly-3b"
+    assert place.ask() == "dolly-3b-int4"
 
 
 def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
@@ -200,7 +200,7 @@ def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
     place.wait("failed")
     server.lost = False
     place.wait("here")
-    assert place.ask() == "dolly-3b"
+    assert place.ask() == "dolly-3b-int4"
 
 
 def test_where_the_first_pair_failed_questions_wait_for_the_one_that_arrives(server, monkeypatch):
@@ -212,7 +212,7 @@ def test_where_the_first_pair_failed_questions_wait_for_the_one_that_arrives(ser
     place.refusal = None
     place.arrival.start()
     place.wait("here")
-    assert place.offer.first.pair == "dolly-3b" and place.ask() == "dolly-3b"
+    assert place.offer.first.pair == "dolly-3b-int4" and place.ask() == "dolly-3b-int4"
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -274,8 +274,8 @@ def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browse
             playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=60_000)
             tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
         page.get_by_role("button", name="Run", exact=True).click()
-        page.wait_for_function("window.specdemo.race.trace?.pair.name === 'dolly-3b'")
-        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-3b")
+        page.wait_for_function("window.specdemo.race.trace?.pair.name === 'dolly-3b-int4'")
+        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-3b-int4")
         page.close()
     assert len(tops) == 1, "the page jumped"
     assert errors == []

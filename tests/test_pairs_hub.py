@@ -395,7 +395,7 @@ def test_a_folder_without_a_model_is_bad_input(tmp_path):
     ("gigabytes", "here", "name", "later"),
     [
         (4, False, "embedded", None),
-        (32, False, "embedded", "dolly-3b"),  # nobody asked for the 12.5 GB of dolly-12b
+        (32, False, "embedded", "dolly-3b-int4"),  # nobody asked for the 12.5 GB of dolly-12b
         (32, True, "dolly-3b", None),
     ],
 )

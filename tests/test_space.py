@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import space_rehearsal as rehearsal  # noqa: E402
 
 CARD = rehearsal.card_of((ROOT / "README.md").read_text(encoding="utf-8"))
-DOLLY = registry.find_pair("dolly-3b")
+DOLLY = registry.find_pair("dolly-3b-int4")
 
 
 # The Hub's documentation: docs/hub/spaces-config-reference, as of 2026.
@@ -145,7 +145,7 @@ def preloaded(server, monkeypatch, tmp_path):
 
 def test_a_preloaded_pair_answers_first_though_its_draft_must_still_be_converted(preloaded):
     offer = Offer(ModelChoice(AUTO), shared=True)
-    assert (offer.first.pair, offer.later) == ("dolly-3b", None)
+    assert (offer.first.pair, offer.later) == ("dolly-3b-int4", None)
 
 
 def test_a_preload_that_was_cut_does_not_count_as_here(preloaded):
@@ -215,10 +215,10 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
         go.wait()
         return FakeSession()
 
-    service = Service(ModelChoice("dolly-3b"), opener)
+    service = Service(ModelChoice("dolly-3b-int4"), opener)
     service.start()
-    offer = Offer(ModelChoice("dolly-3b"), shared=True)
-    values = {"question": "one two", "pair": "dolly-3b"}
+    offer = Offer(ModelChoice("dolly-3b-int4"), shared=True)
+    values = {"question": "one two", "pair": "dolly-3b-int4"}
     messages = events.run(service, Running(), offer, Visitor("visitor"), values)
     until(lambda: "00:07 left. Your question is answered next." in next(messages))
     go.set()
@@ -228,10 +228,11 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
 
 def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     go = threading.Event()
-    service = Service(ModelChoice("dolly-3b"), lambda pair, report: go.wait() and FakeSession())
+    choice = ModelChoice("dolly-3b-int4")
+    service = Service(choice, lambda pair, report: go.wait() and FakeSession())
     service.start()
     line = layout.RaceTab._loading(SimpleNamespace(_service=service))
-    seen = [line, service.states(ModelChoice("dolly-3b"))]
+    seen = [line, service.states(choice)]
     assert [next(states) for states in seen]
     service.close()
     assert list(seen[0]) == ["Not available. The server was stopped."]
@@ -283,7 +284,7 @@ def test_a_space_is_uploaded_preloaded_and_answers_in_the_hubs_iframe(tiny_home,
         front = rehearsal.Front(space)
         data = {"HF_HOME": str(space.data / ".huggingface")}
         first = rehearsal.visit(space, front, **data)
-        assert first["pair"] == "dolly-3b" and first["identical"] is True
+        assert first["pair"] == "dolly-3b-int4" and first["identical"] is True
         assert first["downloaded"] == "nothing" and first["console errors"] == []
         assert first["other hosts"] == []
         [made] = space.data.glob(".huggingface/specdemo/exported/pythia-70m-*")

@@ -75,7 +75,7 @@ def write_weights(target: Path, draft: Path) -> None:
     from tools.made_up import write_made_up
     from tools.rehearse import shape_of
 
-    pair = find_pair("dolly-3b")
+    pair = find_pair("dolly-3b-int4")
     write_made_up(*shape_of(pair.target), target)
     (target / "config.json").write_text('{"max_position_embeddings": 2048, "eos_token_id": 0}')
     shape, _ = shape_of(pair.draft)
@@ -95,7 +95,7 @@ def write_weights(target: Path, draft: Path) -> None:
 def pair_folders(home: Path) -> dict[str, Path]:
     """The folders of the pair, by repository; named as in the tests' tiny models."""
     target, draft = home / "dolly-int8", home / "pythia"
-    return {"OpenVINO/dolly-v2-3b-int8-ov": target, "EleutherAI/pythia-70m": draft}
+    return {"OpenVINO/dolly-v2-3b-int4-ov": target, "EleutherAI/pythia-70m": draft}
 
 
 def add_folders(hub: Hub, folders: dict[str, Path]) -> None:
