@@ -23,9 +23,9 @@ from tiny_models import EXPORTED, ir_folder
 
 from specdemo.host import disk
 from specdemo.pairs import hub
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import EMBEDDED
+from specdemo.pairs.registry import EMBEDDED, chosen_pair
 from specdemo.text.templates import RAW
 from specdemo.text.tokenizer import Tokenizer
 
@@ -131,6 +131,13 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
         stop_ids=frozenset(),
         context_limit=2048,
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_chat(tiny_home) -> LoadedPair:
+    """A Llama-shaped target with a chat template, without a draft."""
+    choice = ModelChoice(model=str(tiny_home / "embedded" / "ir"))
+    return load_pair(chosen_pair(choice), choice=choice)
 
 
 @pytest.fixture(scope="session")

@@ -101,21 +101,10 @@ def run(installed: Path, program: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_whole_package_and_its_command_answers(installed, embedded_pair):
-    where = run(installed, "python", "-c", "import specdemo; print(specdemo.__file__)")
-    assert Path(where).is_relative_to(installed.parent)
-    found = run(installed, "specdemo", "--version").split()
-    assert (
-        found[1]
-        == run(installed, "python", "-c", "import specdemo as s; print(s.__version__)").strip()
-    )
-    said = run(
-        installed,
-        "specdemo",
-        "run",
-        "Name a colour.",
-        "--pair",
-        "embedded",
-        "--max-new-tokens",
-        "8",
-    )
-    assert "8 tokens in" in said or "ended by: stop" in said
+    code = "import specdemo; print(specdemo.__file__, specdemo.__version__)"
+    path, version = run(installed, "python", "-c", code).split()
+    assert Path(path).is_relative_to(installed.parent)
+    assert run(installed, "specdemo", "--version").split()[1] == version
+    options = ("--pair", "embedded", "--max-new-tokens", "8")
+    output = run(installed, "specdemo", "run", "Name a colour.", *options)
+    assert "8 tokens in" in output or "ended by: stop" in output

@@ -1,9 +1,10 @@
-"""Pairs with several drafts, tuned; n-gram tables that grow; agreement; profiles of a machine."""
+"""Pairs with several drafts, tuned; agreement; profiles of a machine."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -182,11 +183,7 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
     assert pair.is_here()
     assert loaded.draft.samefile(embedded_pair.target)
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
-    asked = Settings(max_new_tokens=12, drafter="model", draft_tokens=2)
-    with Session(loaded) as session:
-        *_, trace = session.race("Say hello.", asked)
-    assert trace.identical and trace.pair.draft == "SmolLM2-135M-Instruct"
-    assert any(token.source == "model" for one in trace.rounds for token in one.drafted)
+    assert loaded.info.draft == "SmolLM2-135M-Instruct" and loaded.translation is None
 
 
 # What goes with what.
@@ -202,10 +199,10 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     )
     loaded = load_pair(chosen_pair(choice), choice=choice)
     assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
-    asked = Settings(max_new_tokens=60, drafter="model", draft_tokens=4)
+    asked = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
     with Session(loaded) as session:
-        *_, trace = session.race("Hello", asked)
-    assert trace.identical and len(trace.token_ids) == 60
+        *_, trace = session.race("Hello", asked, measured=False)
+    assert trace.identical and len(trace.token_ids) == 30
     text, drafted = trace.prompt_tokens, []
     for one in trace.rounds:
         drafted += [text + at for at in range(len(one.drafted))]
@@ -277,12 +274,13 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
     assert measured.read(measured.PROFILE, ABOUT) is None
 
 
-def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
+def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
     with Session(tiny_llama_pair) as session:
         *_, first = session.race("hello", settings)
         found = session.info.numerics_found
+        acceptance = deepcopy(session._engine.profile.acceptance)
 
     def refuse(*_, **__):
         raise AssertionError("measured again")
@@ -290,6 +288,7 @@ def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, m
     monkeypatch.setattr(numerics, "measure_invariance", refuse)
     monkeypatch.setattr(cost_measurement, "learn_costs", refuse)
     with Session(tiny_llama_pair) as session:
+        assert acceptance and session._engine.profile.acceptance == acceptance
         *_, second = session.race("hello", settings)
         assert session.info.numerics_found == found
     assert second.token_ids == first.token_ids and second.identical
@@ -309,16 +308,7 @@ def test_costs_that_were_measured_beside_other_work_are_measured_again(
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: next(calls))
     assert costs() == [{}, {}]
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
-    assert all(found := costs()) and costs() == found
-
-
-def test_acceptance_rates_go_on_from_one_process_to_the_next(embedded_pair):
-    with Session(embedded_pair) as session:
-        list(session.answer("Count from one to twenty.", Settings(max_new_tokens=60)))
-        before = session._engine.profile.acceptance
-    assert before["lookup"] != embedded_pair.typical_profile.acceptance.get("lookup")
-    with Session(embedded_pair, background=False) as session:
-        assert session._engine.profile.acceptance == before
+    assert all(costs())
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):

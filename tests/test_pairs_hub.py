@@ -13,9 +13,9 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
-from conftest import specdemo
 from hub_server import BIN, COMMIT, XML, Repository, _Handler, decoder_files
 
+from specdemo import cli
 from specdemo.convert import exporting, ir
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host import hardware
@@ -26,19 +26,24 @@ from specdemo.pairs.integrity import Check
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import find_pair
 from specdemo.pairs.sources import Source
-from specdemo.runs.trace import from_json
+from specdemo.runs.trace import Trace, from_json
 
 DOLLY = find_pair("dolly-3b").target.repo
 PYTHIA = find_pair("dolly-3b").draft.repo
 REPO = "made-up/decoder"
 
 
-def answer(*options: str) -> tuple:
-    """The trace of `specdemo run`, with the draft model, and what went to stderr."""
-    common = ("--max-new-tokens", "30", "--draft-tokens", "3", "--drafter", "model", "--json", "-")
-    done = specdemo("run", *options, *common)
-    assert done.returncode == 0, done.stderr
-    return from_json(done.stdout), done.stderr
+@pytest.fixture
+def answer(capsys):
+    """Gives the trace of `specdemo run`, with the draft model, and what went to stderr."""
+    common = ("--max-new-tokens", "20", "--draft-tokens", "3", "--drafter", "model", "--json", "-")
+
+    def run(*options: str) -> tuple[Trace, str]:
+        assert cli.main(["run", *options, *common]) == 0
+        output = capsys.readouterr()
+        return from_json(output.out), output.err
+
+    return run
 
 
 def fetch(repo: str = REPO, report=lambda progress: None) -> hub.Snapshot:
@@ -63,7 +68,9 @@ def decoder(server) -> Repository:
 # The whole way.
 
 
-def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(server, tiny):
+def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(
+    server, tiny, answer, capsys
+):
     server.add_folder(DOLLY, tiny.dolly)
     server.add_folder(PYTHIA, tiny.pythia)
     trace, said = answer("Explain fission", "--pair", "dolly-3b", "--baseline")
@@ -77,7 +84,8 @@ def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(server
     again, said = answer("Explain fission", "--pair", "dolly-3b")
     assert again.token_ids == trace.token_ids
     assert "Downloading" not in said
-    rows = json.loads(specdemo("pairs", "--json", "-").stdout)
+    assert cli.main(["pairs", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
     ready = [row["name"] for row in rows if row["ready"]]
     assert "dolly-3b" in ready and "dolly-7b" not in ready
 
@@ -106,7 +114,7 @@ def test_files_with_a_byte_order_mark_are_read(tiny, tmp_path):
 
 
 def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_for_it(
-    server, tiny, tmp_path
+    server, tiny, tmp_path, answer
 ):
     server.add_folder("made-up/big", tiny.gpt2_xl)
     server.add_folder("made-up/small", tiny.gpt2)

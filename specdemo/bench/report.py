@@ -28,9 +28,9 @@ from specdemo.runs.trace import (
     acceptance_by_position,
     as_json,
     combined,
+    describe_difference,
     over,
     summarize,
-    where,
 )
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
@@ -102,7 +102,7 @@ def bench(
         if len(limits) > 1:
             rows[-1]["max_new_tokens"] = settings.max_new_tokens
         if different := [trace for trace in races if not trace.identical]:
-            details["differences"][prompt.id] = where(different[0].difference)
+            details["differences"][prompt.id] = describe_difference(different[0])
         for variant in others.ask(prompt.instruction, settings):
             yield Progress(f"{variant}: {prompt.id}", done, total)
         if len(rows) == PILOT_PROMPTS:

@@ -15,7 +15,7 @@ from specdemo.host.terminal import printable, progress_bar
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.question import Event
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, Trace, summarize, to_json, where
+from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json
 
 STYLES = {
     "accepted": "green",
@@ -119,5 +119,5 @@ def figures_of(trace: Trace) -> list[str]:
     if trace.identical:
         lines.append("the two answers are identical, token for token")
     elif trace.identical is False:
-        lines.append(f"the two answers differ: {where(trace.difference)}")
+        lines.append(f"the two answers differ: {describe_difference(trace)}")
     return lines

@@ -38,11 +38,11 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     usual = 0.25 if kind == "gpt_neox" else 1.0
     rotary = scaling.partial_rotary_factor or config.rotary_pct or usual
     base = scaling.rope_theta or config.rope_base
-    own = _of_family(family, config)
-    if own is None or scaling.kind not in _SCALINGS:
+    variant = _of_family(family, config)
+    if variant is None or scaling.kind not in _SCALINGS:
         return None
     tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
-    shape = Shape.of(config, own, path, rotary=rotary, rope_base=base, tied=tied)
+    shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
     return replace(shape, rope_factors=_rope_factors(config.rope, scaling.kind, shape, path))
 
 

@@ -35,9 +35,7 @@ TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
 
 
 CHARACTERS = 1 << 22  # of a vocabulary; 262,000 tokens have 2 million
-ADDED_TOKENS = (
-    10_000  # that are found in a text first; the tokenizers library prepares n in n² time
-)
+ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
 
 
 class Configuration(BaseModel):
@@ -59,8 +57,8 @@ class Configuration(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
-            own = f"{first['msg'].removeprefix('Value error, ')}."
-            raise unusable(source, sentence(error) if first["loc"] else own) from None
+            whole = f"{first['msg'].removeprefix('Value error, ')}."
+            raise unusable(source, sentence(error) if first["loc"] else whole) from None
 
 
 def unusable(source: Path, why: str) -> BadInput:
@@ -94,11 +92,11 @@ def _by_name(value: object) -> object:
     """Several templates, each a dict with name and template, or one, as a dict by name."""
     if not isinstance(value, list):
         return {"default": value}
-    return {str(one.get("name")): one.get("template") for one in value if isinstance(one, dict)}
+    return {str(form.get("name")): form.get("template") for form in value if isinstance(form, dict)}
 
 
 Token = Annotated[
-    str, BeforeValidator(lambda one: one.get("content") if type(one) is dict else one)
+    str, BeforeValidator(lambda value: value.get("content") if type(value) is dict else value)
 ]
 
 
@@ -167,9 +165,8 @@ class GgufVocabulary(Configuration):
 
     def of_type(self, kind: int) -> list[str]:
         """The tokens of a type of GGUF files."""
-        return [
-            token for token, own in zip(self.tokens, self.token_type, strict=True) if own == kind
-        ]
+        types = zip(self.tokens, self.token_type, strict=True)
+        return [token for token, token_type in types if token_type == kind]
 
     @model_validator(mode="after")
     def _tokens_are_there(self) -> Self:

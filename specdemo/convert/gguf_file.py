@@ -42,7 +42,7 @@ class Gguf:
     def section(self, prefix: str) -> dict[str, Any]:
         """The metadata with keys that begin with `prefix`, without it."""
         fields = self.fields.items()
-        return {key.removeprefix(prefix): one for key, one in fields if key.startswith(prefix)}
+        return {key.removeprefix(prefix): value for key, value in fields if key.startswith(prefix)}
 
 
 def read(path: Path) -> Gguf:
@@ -52,10 +52,13 @@ def read(path: Path) -> Gguf:
     for part in ir.gguf_parts(path):
         try:
             with open(part, "rb") as file:
-                own, more = _Header(part, file).read()
+                metadata, infos = _Header(part, file).read()
         except OSError as error:
             raise FetchError(f"{part} cannot be read: {error.strerror or error}.") from error
-        fields, tensors = own | fields, tensors | more  # the first part has the model's metadata
+        fields, tensors = (
+            metadata | fields,
+            tensors | infos,
+        )  # the first part has the model's metadata
     return Gguf(path, fields, tensors)
 
 
@@ -141,12 +144,12 @@ class _Header:
 
     def _tensor(self, begin: int, shape: tuple[int, ...], kind: int, offset: int) -> Tensor:
         try:
-            known = GGMLQuantizationType(kind)
+            quantization = GGMLQuantizationType(kind)
         except ValueError:
             raise BadInput(f"{self._path} has tensors of the unknown type {kind}.") from None
         if not all(0 < size < _DIMENSION for size in shape):
             raise ValueError(f"a tensor has the shape {list(shape)}")
-        tensor = Tensor(self._path, begin + offset, shape, known)
+        tensor = Tensor(self._path, begin + offset, shape, quantization)
         if tensor.begin + tensor.bytes > self._size:
             raise ValueError("it ends before its last tensor")
         return tensor
@@ -173,8 +176,8 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
         embedding, query = tensors["token_embd.weight"], tensors["blk.0.attn_q.weight"]
     except KeyError as error:
         raise BadInput(f"{file.path.name} is damaged: it has no {error}.") from error
-    known = {"vocab_size": embedding.shape[0], "hidden_size": embedding.shape[-1]}
-    sizes = GgufSizes.of(metadata | known, file.path)
+    metadata |= {"vocab_size": embedding.shape[0], "hidden_size": embedding.shape[-1]}
+    sizes = GgufSizes.of(metadata, file.path)
     tied, family = "output.weight" not in tensors, with_biases(FAMILIES[kind], tensors)
     shape = Shape.of(sizes, family, file.path, rope_base=sizes.rope_base, tied=tied)
     width = shape.width

@@ -109,10 +109,10 @@ def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
         if kind == TokenType.NORMAL
     }
     merges = [
-        (token[:at], token[at:])
+        (token[:middle], token[middle:])
         for token in sorted(usual, key=usual.__getitem__, reverse=True)
-        for at in range(1, len(token))
-        if token[:at] in usual and token[at:] in usual
+        for middle in range(1, len(token))
+        if token[:middle] in usual and token[middle:] in usual
     ]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     rules = {"unk_token": tokens[max(metadata.unk, 0)], "fuse_unk": True, "byte_fallback": True}

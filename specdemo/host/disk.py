@@ -31,18 +31,18 @@ def replace_file(path: Path, content: bytes) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            made = Path(scratch, path.name)
-            made.write_bytes(content)
-            made.replace(path)
+            written = Path(scratch, path.name)
+            written.write_bytes(content)
+            written.replace(path)
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Raise FetchError if the disk of `folder` has fewer than `needed` bytes free for `what`."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(disk).free
     if free < needed:
         raise FetchError(
-            f"{what} needs {size(needed)} of disk in {there} and {size(free)} are free; free some "
+            f"{what} needs {size(needed)} of disk in {disk} and {size(free)} are free; free some "
             "space, or set HF_HOME to a folder on a larger disk."
         )
 

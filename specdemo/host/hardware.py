@@ -143,8 +143,8 @@ def require_device(name: str, option: str) -> None:
         return
     kind, _, number = name.removeprefix(TORCH).partition(":")
     if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
-        known = ", ".join(TORCH + kind for kind in TORCH_KINDS)
-        raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {known}.")
+        devices = ", ".join(TORCH + kind for kind in TORCH_KINDS)
+        raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {devices}.")
     package, install = "torch", "run `pip install -e .[torch]`"
     if kind == "hpu":
         package = "habana_frameworks"
@@ -155,8 +155,8 @@ def require_device(name: str, option: str) -> None:
         importlib.import_module("habana_frameworks.torch")
     import torch
 
-    devices = getattr(torch, kind, None)
-    if kind != "cpu" and (devices is None or int(number or 0) >= devices.device_count()):
+    backend = getattr(torch, kind, None)
+    if kind != "cpu" and (backend is None or int(number or 0) >= backend.device_count()):
         raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
 
 

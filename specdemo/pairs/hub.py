@@ -104,9 +104,9 @@ def _listing(repo: str) -> ModelInfo:
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     names = [sibling.rfilename for sibling in info.siblings or []]
-    wanted = _choose(names, repo, ir.is_eagle_head(info.config or {}))
-    info.siblings = [sibling for sibling in info.siblings if sibling.rfilename in wanted]
-    info.siblings.sort(key=lambda one: one.size)
+    needed = _choose(names, repo, ir.is_eagle_head(info.config or {}))
+    files = (sibling for sibling in info.siblings if sibling.rfilename in needed)
+    info.siblings = sorted(files, key=lambda file: file.size)
     return info
 
 

@@ -15,15 +15,15 @@ from specdemo.host.hardware import in_background
 from specdemo.pairs import hub
 
 
-def put(made: Path, folder: Path) -> None:
-    """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`, in place
-    of what was left there."""
-    (made / ir.MANIFEST).unlink(missing_ok=True)
-    files = [path for path in sorted(made.iterdir()) if path.is_file() and not path.is_symlink()]
+def put(scratch: Path, folder: Path) -> None:
+    """Write MANIFEST, the hashes of the files in `scratch`, then rename `scratch` to `folder`, in
+    place of what was left there."""
+    (scratch / ir.MANIFEST).unlink(missing_ok=True)
+    files = [path for path in sorted(scratch.iterdir()) if path.is_file() and not path.is_symlink()]
     hashes = {path.name: sha256(path) for path in files}
-    (made / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    (scratch / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
-    made.rename(folder)
+    scratch.rename(folder)
 
 
 def whole(folder: Path) -> bool:
@@ -35,11 +35,13 @@ def whole(folder: Path) -> bool:
 def damaged(folder: Path) -> list[str]:
     """Names of the files in `folder` that are missing or have another hash than the known one."""
     try:
-        known = _known_hashes(folder)
+        hashes = _known_hashes(folder)
     except FetchError:
         return [ir.MANIFEST]
-    there = {name for name in known if (folder / name).is_file()}
-    return [name for name in known if name not in there or sha256(folder / name) != known[name]]
+    paths = {name: folder / name for name in hashes}
+    return [
+        name for name, path in paths.items() if not path.is_file() or sha256(path) != hashes[name]
+    ]
 
 
 def _known_hashes(folder: Path) -> dict[str, str]:
@@ -65,15 +67,15 @@ class Check:
     that the next start makes or fetches them again."""
 
     def __init__(self, folders: Sequence[Path] = ()):
-        self._found = in_background(lambda: list(filter(None, map(_discarded, folders))))
+        self._damage = in_background(lambda: list(filter(None, map(_discarded, folders))))
 
     def require(self, seconds: float | None = None) -> None:
         """Raise DamagedModel if the check found damage. Waits at most `seconds` for its result
         (None: without limit), and raises nothing if it is not there by then."""
         with suppress(TimeoutError):
-            if found := self._found.result(seconds):
+            if damage := self._damage.result(seconds):
                 raise DamagedModel(
-                    f"{' and '.join(found)} changed after it was made or fetched (its SHA-256 "
+                    f"{' and '.join(damage)} changed after it was made or fetched (its SHA-256 "
                     "differs), so answers cannot be trusted; start again: it is replaced then."
                 )
 

@@ -63,7 +63,7 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
             drafts = pair.with_draft(winner, "tune", choice.weight_format).drafts
             if sources.here(drafts[0]):
                 return drafts
-    by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
+    by_rank = sorted(pair.drafts, key=lambda draft: (not sources.here(draft), draft.name != winner))
     return tuple(by_rank[:1])
 
 
@@ -96,11 +96,11 @@ def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> li
     """Fetch target and draft, if any, in the format that the devices of `choice` run. Raises as
     `load_pair`. An exception in `progress` stops the download; a later call resumes it."""
     models = pair.target, *chosen_draft(pair, choice)
-    wanted = [
+    in_format = [
         replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
         for source, device in zip(models, (choice.device, choice.draft_device), strict=False)
     ]
-    return sources.prepare(wanted, progress)
+    return sources.prepare(in_format, progress)
 
 
 def _opened(
@@ -122,8 +122,8 @@ def _opened(
     end = tokenizer.token_id("### End")  # only Dolly has this token
     template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
-    own = pair.embedded and not (pair.draft and pair.draft.repo)
-    typical = own and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
+    embedded_draft = pair.embedded and not (pair.draft and pair.draft.repo)
+    typical = embedded_draft and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
     return LoadedPair(
         target=_model(target, choice.device),
         draft=_model(model, choice.draft_device) if model else None,
@@ -197,8 +197,8 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
 def vocabulary_difference(target: Tokenizer, draft: Tokenizer) -> str:
     """The first token id that means different strings in both, in words; "" if there is none. Ids
     that only one of them has are no difference: the engine masks those that the target lacks."""
-    known = {id: string for string, id in target.vocabulary().items()}
+    strings = {id: string for string, id in target.vocabulary().items()}
     for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
-        if known.get(id, string) != string:
-            return f"token {id} is {known[id]!r} in the one and {string!r} in the other"
+        if strings.get(id, string) != string:
+            return f"token {id} is {strings[id]!r} in the one and {string!r} in the other"
     return ""

@@ -107,9 +107,9 @@ class Pair:
 def _embedded_profile() -> Profile | None:
     """The stored profile of the embedded pair on this machine, with costs of its target."""
     for about, profile in measured.profiles():
-        here = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
+        of_machine = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
         costs = profile.targets["exact"].costs if "exact" in profile.targets else {}
-        if here and str(about["target"]).startswith(f"{embedded.TARGET} ") and 1 in costs:
+        if of_machine and str(about["target"]).startswith(f"{embedded.TARGET} ") and 1 in costs:
             return profile
     return None
 
@@ -213,10 +213,10 @@ def own_pair(target: Source, draft: Source | None = None) -> Pair:
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
     """The pair called `name`. Raises BadInput, which names `option`."""
-    known = {pair.name: pair for pair in PAIRS}
-    if name not in known:
-        raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(known)}.")
-    return known[name]
+    pairs = {pair.name: pair for pair in PAIRS}
+    if name not in pairs:
+        raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(pairs)}.")
+    return pairs[name]
 
 
 def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:

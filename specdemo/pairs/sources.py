@@ -56,7 +56,8 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
     """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
     Checks disk and memory first. Raises FetchError, BadInput or MissingPackage."""
     snapshots = fetch(sources, report)
-    return [_ready(*both, report) for both in zip(sources, snapshots, strict=True)]
+    pairs = zip(sources, snapshots, strict=True)
+    return [_ready(source, snapshot, report) for source, snapshot in pairs]
 
 
 def fetch(
@@ -88,9 +89,8 @@ def _ready(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         folder = disk.cache_home() / "exported" / name
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not integrity.whole(folder):
-                made = scratch / "made"
-                export(snapshot.folder, made, weight_format, report, name=source.name)
-                integrity.put(made, folder)
+                export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
+                integrity.put(scratch / "ir", folder)
         return Snapshot(folder, snapshot.revision)
     return snapshot
 

@@ -3,6 +3,7 @@ which of the races is on show, and what all of them say."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -29,12 +30,13 @@ MOST_REPEATS = 24  # answers of a few tokens would be repeated for longer than a
 
 @dataclass(frozen=True, slots=True)
 class RaceVerdict:
-    """The speed-up of the race on show, which is the median one of the `races` that count, and the
-    least and the largest of these."""
+    """The speed-up of the race on show, which is the median one of the `races` that count, the
+    least and the largest of these, and the seconds that all took to decode in the faster way."""
 
     speedup: float
     range: tuple[float, float]
     races: int
+    seconds: float
 
 
 def on_show(races: Sequence[Trace]) -> Trace:
@@ -65,40 +67,32 @@ def _repeat(race: Trace) -> Repeat:
     )
 
 
-def counted(trace: Trace) -> list[tuple[float, float]]:
-    """Seconds of decoding, (speculative, baseline), of each race that counts; the first is the one
-    on show."""
-    summary = summarize(trace)
-    if summary.speedup is None or summary.baseline_decode_seconds is None or trace.disturbed:
-        return []
-    quiet = [race for race in trace.repeats if not (race.disturbed or race.watched)]
-    races = [(race.seconds, race.baseline_seconds) for race in quiet]
-    return [(summary.decode_seconds, summary.baseline_decode_seconds), *races]
-
-
 def verdict(trace: Trace) -> RaceVerdict | None:
     """The verdict of the races that count; None if none does. Speed-ups are per token."""
-    summary, races = summarize(trace), counted(trace)
-    if not races or not summary.speedup or not summary.baseline_decoded:
+    summary = summarize(trace)
+    if not summary.speedup or not summary.baseline_decoded or trace.disturbed:
         return None
+    quiet = [race for race in trace.repeats if not (race.disturbed or race.watched)]
+    seconds = [summary.decode_seconds, *(race.seconds for race in quiet)]
+    baseline = [summary.baseline_decode_seconds or 0.0, *(race.baseline_seconds for race in quiet)]
     tokens = summary.decoded / summary.baseline_decoded
-    speedups = [baseline / seconds * tokens for seconds, baseline in races]
-    return RaceVerdict(summary.speedup, (min(speedups), max(speedups)), len(speedups))
+    speedups = [slow / fast * tokens for fast, slow in zip(seconds, baseline, strict=True)]
+    extent, least_seconds = (min(speedups), max(speedups)), min(sum(seconds), sum(baseline))
+    return RaceVerdict(summary.speedup, extent, len(speedups), least_seconds)
 
 
 def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
     """Whether another race would add nothing: each way has `enough_seconds` (0 for one race only),
     the verdict is CERTAIN, there is nothing to compare, or runs do not give the same tokens."""
-    result, races = verdict(trace), counted(trace)
     if not trace.identical or summarize(trace).speedup is None:
         return True
     if not enough_seconds or len(trace.repeats) >= MOST_REPEATS:
         return True
+    result = verdict(trace)
     if result is None:
         return False
-    seconds = min(map(sum, zip(*races, strict=True)))
     certain = all(abs(speedup / result.speedup - 1) <= CERTAIN for speedup in result.range)
-    return seconds >= enough_seconds or (result.races >= CERTAIN_RACES and certain)
+    return result.seconds >= enough_seconds or (result.races >= CERTAIN_RACES and certain)
 
 
 def with_baseline(
@@ -132,7 +126,7 @@ def repeated(
                 return
             try:
                 run = _start(session, question, trace, autoregressive, deepcopy(rates))
-                run.finish()
+                deque(run.events(), maxlen=0)
             except Busy:  # the models were closed; the race stands without more repeats
                 return
             if run.finish_reason == "cancelled":
@@ -157,11 +151,12 @@ def _start(
 ) -> AnswerRun:
     """Run the question again. Times count as if the prefill had taken as long as that of `trace`,
     because the prompt is in the prefix cache now."""
-    drafter = "none" if autoregressive else trace.settings.drafter
-    settings = replace(trace.settings, drafter=drafter)
-    return session.start_again(
-        question, settings, rates=rates, prefill_seconds=trace.prefill_seconds
+    if autoregressive:
+        question = replace(question, settings=replace(question.settings, drafter="none"))
+    request = session.request(
+        question, timed=True, rates=rates, prefill_seconds=trace.prefill_seconds
     )
+    return session.submit(question, request, first=True)
 
 
 def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:

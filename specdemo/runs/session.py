@@ -2,7 +2,7 @@
 traces. The page, the command line, the servers and the benchmark use it."""
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -43,32 +43,41 @@ class AnswerRun:
     the `joules` of the machine's processors during decoding, None where they cannot be read."""
 
     def __init__(self, request: Request, handle: Handle, tokenizer: Tokenizer, stop: Sequence[str]):
-        self.request, self.handle, self._tokenizer = request, handle, tokenizer
-        self._stops = StopStrings(stop)
+        self.request, self.handle = request, handle
         self.rounds: list[Round] = []
         self.joules: float | None = None
+        self._next_text, self._decode = tokenizer.stream(), tokenizer.decode
+        self._stops = StopStrings(stop)
 
     def events(self) -> Generator[Waiting | Round]:
         """Yields the events as they come. Raises the request's error."""
-        with closing(self._metered()) as events:
-            yield from self._with_texts(events)
-
-    def finish(self) -> None:
-        """Wait for the end. Texts are made afterwards: they take time from the models."""
-        for _ in self._with_texts(list(self._metered())):
-            pass
-
-    def _metered(self) -> Generator[Waiting | Round]:
-        """The events; the energy counts from the first round, which is the prefill's."""
         meter = None
         with closing(self.handle.events()) as events:
             try:
                 for event in events:
-                    if meter is None and isinstance(event, Round):
-                        meter = EnergyMeter()
+                    if isinstance(event, Round):
+                        meter = meter or EnergyMeter()  # after the prefill, the first round
+                        event = self._with_texts(event)
+                        self.rounds.append(event)
                     yield event
+                    if self._stops.found:
+                        return
             finally:
                 self.joules = meter.joules if meter else None
+
+    def _with_texts(self, round_: Round) -> Round:
+        """The round with texts, and without the tokens after a stop string. Rejected tokens are
+        decoded by themselves."""
+        for token in round_.drafted:
+            token.text = self._next_text(token.id) if token.accepted else self._decode([token.id])
+        if round_.emitted:
+            round_.emitted.text = self._next_text(round_.emitted.id)
+        for place, shown in enumerate(round_.tokens):
+            self._stops.push(shown.text)
+            if self._stops.found and place < round_.accepted:
+                drafted, logprobs = round_.drafted[: place + 1], round_.logprobs[: place + 1]
+                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
+        return round_
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
@@ -86,30 +95,6 @@ class AnswerRun:
         """Seconds of decoding outside inference."""
         decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
         return max(decoding - self.request.inference, 0.0)
-
-    def _with_texts(self, events: Iterable[Waiting | Round]) -> Generator[Waiting | Round]:
-        """Rejected tokens are decoded by themselves."""
-        text, decode = self._tokenizer.stream(), self._tokenizer.decode
-        for event in events:
-            if isinstance(event, Round):
-                for token in event.drafted:
-                    token.text = text(token.id) if token.accepted else decode([token.id])
-                if event.emitted:
-                    event.emitted.text = text(event.emitted.id)
-                event = self._until_stop(event)
-                self.rounds.append(event)
-            yield event
-            if self._stops.found:
-                return
-
-    def _until_stop(self, round_: Round) -> Round:
-        """The round without the tokens after a stop string."""
-        for place, token in enumerate(round_.tokens):
-            self._stops.push(token.text)
-            if self._stops.found and place < round_.accepted:
-                drafted, logprobs = round_.drafted[: place + 1], round_.logprobs[: place + 1]
-                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
-        return round_
 
 
 class Session(AbstractContextManager["Session"]):
@@ -200,7 +185,7 @@ class Session(AbstractContextManager["Session"]):
         """The result of a request of class `kind` after the answer's `tokens`; `options` are its
         fields."""
         question = Question(prompt, settings)
-        request = self._request(question, kind, answer=list(tokens), **options)
+        request = self.request(question, kind, answer=list(tokens), **options)
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop)
         list(handle.events())
@@ -222,7 +207,7 @@ class Session(AbstractContextManager["Session"]):
         unusable input, before anything runs, and Busy when too many requests wait. Closing the
         iterator ends it."""
         timed, logprobs = question.baseline, question.logprobs
-        request = self._request(question, timed=timed, logprobs=logprobs)
+        request = self.request(question, timed=timed, logprobs=logprobs)
         return self._events(question, request)
 
     def _events(self, question: Question, request: Request) -> Generator[Event]:
@@ -234,7 +219,7 @@ class Session(AbstractContextManager["Session"]):
         target = self._engine.target(settings.numerics)
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         loading = question.loading()
-        run = self._submit(question, request)
+        run = self.submit(question, request)
         yield from run.events()
         trace = Trace(
             instruction=question.instruction or self._tokenizer.decode(request.tokens),
@@ -261,13 +246,8 @@ class Session(AbstractContextManager["Session"]):
         if raced:
             yield from race.repeated(self, question, trace, rates)
 
-    def start_again(self, question: Question, settings: Settings, **options: Any) -> AnswerRun:
-        """Submit the question with other `settings`, before all requests that wait; `options` are
-        fields of Request. Raises Busy if the models were closed."""
-        question = replace(question, settings=settings)
-        return self._submit(question, self._request(question, timed=True, **options), first=True)
-
-    def _submit(self, question: Question, request: Request, *, first: bool = False) -> AnswerRun:
+    def submit(self, question: Question, request: Request, *, first: bool = False) -> AnswerRun:
+        """Start a request for the question, with `first` before all that wait. Raises Busy."""
         target = self._engine.target(question.settings.numerics)
         handle = self._engine.submit(request, target, stop=question.stop, first=first)
         return AnswerRun(request, handle, self._tokenizer, question.settings.stop)
@@ -279,10 +259,9 @@ class Session(AbstractContextManager["Session"]):
         token = policy.costs.baseline(context)
         return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
 
-    def _request(
-        self, question: Question, kind: type[Request] = Request, **options: Any
-    ) -> Request:
-        """Raises BadInput for what this pair cannot answer, DamagedModel for damaged files."""
+    def request(self, question: Question, kind: type[Request] = Request, **options: Any) -> Request:
+        """The question as a request of class `kind`; `options` are its fields. Raises BadInput for
+        what this pair cannot answer, DamagedModel for damaged files."""
         loaded, settings = self.loaded, question.settings
         loaded.check.require(0)
         if settings.drafter == "model" and not self._engine.drafts:

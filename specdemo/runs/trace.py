@@ -118,27 +118,6 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The first position (from 0) where the baseline differs, and the BaselineToken's `margin`."""
-
-    position: int
-    text: str
-    baseline_text: str
-    margin: float | None
-
-
-def where(difference: Difference | None) -> str:
-    """The first difference of answer and baseline in words: position, both tokens, margin."""
-    if difference is None:
-        return "one run ends before the other, or one that was repeated differs"
-    margin = "" if difference.margin is None else f", margin {difference.margin:.3g} logits"
-    return (
-        f"token {difference.position + 1} is {difference.text!r}, "
-        f"autoregressive {difference.baseline_text!r}{margin}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardCosts:
     """The engine's cost model at the end of a run, in seconds: `target` of the next forward of 1,
     2, ... tokens at the run's mean context, `draft_step` of the draft model or head (0 without
@@ -218,13 +197,22 @@ class Trace:
         return [r for r in self.rounds if not (r.emitted and r.emitted.kind == "first")]
 
     @property
-    def difference(self) -> Difference | None:
-        """The first token where answer and baseline differ; None if none does, or no baseline."""
+    def difference(self) -> int | None:
+        """The first position (from 0) where answer and baseline differ; None if none does."""
         baseline = self.baseline.tokens if self.baseline else ()
-        for position, (ours, theirs) in enumerate(zip(self.tokens, baseline, strict=False)):
-            if ours.id != theirs.id:
-                return Difference(position, ours.text, theirs.text, theirs.margin)
-        return None
+        pairs = enumerate(zip(self.tokens, baseline, strict=False))
+        return next((number for number, (token, other) in pairs if token.id != other.id), None)
+
+
+def describe_difference(trace: Trace) -> str:
+    """The first difference of answer and baseline in words: position, both tokens, and by how many
+    logits the baseline preferred its own."""
+    position, baseline = trace.difference, trace.baseline
+    if position is None or baseline is None:
+        return "one run ends before the other, or one that was repeated differs"
+    token, other = trace.tokens[position], baseline.tokens[position]
+    margin = "" if other.margin is None else f", margin {other.margin:.3g} logits"
+    return f"token {position + 1} is {token.text!r}, autoregressive {other.text!r}{margin}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdemo.bench.costs import predicted_speedups, token_seconds
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.runs import race as races
-from specdemo.runs.trace import Repeat, Trace, summarize, where
+from specdemo.runs.trace import Repeat, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
@@ -46,11 +46,11 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
         return {"tone": "neutral", "headline": headline, "sentence": words, "notes": []}
-    notes, difference = _notes(trace), trace.difference
+    notes = _notes(trace)
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
         tone, headline = "differ", "The answers differ"
-        identity = f"Not identical: {where(difference)}."
+        identity = f"Not identical: {describe_difference(trace)}."
     else:
         tone, headline = _headline(trace)
         if LOOP in notes and tone == "faster":
@@ -61,7 +61,7 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
         "sentence": f"{_pace(trace)}; {acceptance}.",
         "notes": notes,
         "identity": identity,
-        "difference": difference.position if difference else None,
+        "difference": trace.difference,
         "races": _races(trace),
     }
 
