@@ -91,6 +91,21 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def embedded_session(embedded_pair) -> Iterator[Any]:
+    """A session of the embedded pair, for tests that leave it as it was. It has one fixed shape of
+    those that sessions of small models have."""
+    from specdemo.engine import numerics
+    from specdemo.runs.session import Session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "FIXED_SHAPES", numerics.FIXED_SHAPES[:1])
+        patch.setattr(numerics, "FINE_SHAPES", numerics.FINE_SHAPES[:1])
+        opened = Session(embedded_pair, background=False)
+    with opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 def tiny_home() -> Path:
     """Tiny models with made-up weights: checkpoints, and those of `tiny_models.EXPORTED` as IR.
 

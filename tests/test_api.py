@@ -286,7 +286,7 @@ def test_unusable_options_are_named():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_pair, temperature):
+def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_session, temperature):
     prompts = [
         "Name three colours.",
         [
@@ -296,10 +296,10 @@ def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_pair, temper
         "Write def add(a, b) in Python.",
     ]
     options = Options(max_new_tokens=24, temperature=temperature, seed=5, stop="zzz")
-    with Pipeline(Session(embedded_pair)) as pair:
-        prompts.append(pair.tokenizer.apply_chat_template("Count to five."))
-        alone = [pair.generate(prompt, **options) for prompt in prompts]
-        together = pair.generate(prompts, **options)
+    pipeline = Pipeline(embedded_session)
+    prompts.append(pipeline.tokenizer.apply_chat_template("Count to five."))
+    alone = [pipeline.generate(prompt, **options) for prompt in prompts]
+    together = pipeline.generate(prompts, **options)
     assert max(answer.trace.shared_with for answer in together) == len(prompts) - 1
     for one, other in zip(alone, together, strict=True):
         assert one.text and one.text == other.text
@@ -307,8 +307,8 @@ def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_pair, temper
 
 
 @pytest.mark.slow
-def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
-    with Pipeline(Session(embedded_pair)) as pair:
+def test_the_tokenizer_encodes_decodes_and_makes_prompts(tiny_chat):
+    with Pipeline(Session(tiny_chat)) as pair:
         tokenizer = pair.tokenizer
         ids = tokenizer.encode("one <|im_end|> two")
         assert tokenizer.decode(ids) == "one <|im_end|> two"

@@ -58,22 +58,12 @@ def forget_prompts(session: Session) -> None:
 # The same tokens as autoregressive decoding
 
 
-@pytest.fixture(scope="module")
-def embedded(embedded_pair):
-    """With one fixed shape, of those that the tests of small models have all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "FIXED_SHAPES", numerics.FIXED_SHAPES[:1])
-        patch.setattr(numerics, "FINE_SHAPES", numerics.FINE_SHAPES[:1])
-        with Session(embedded_pair, background=False) as session:
-            yield session
-
-
 @pytest.mark.parametrize(
     ("prompt", "temperature"), [(PROMPTS[0], 0.0), (PROMPTS[1], 0.0), (PROMPTS[3], 0.7)]
 )
-def test_the_embedded_pair_answers_as_its_baseline_does(embedded, prompt, temperature):
+def test_the_embedded_pair_answers_as_its_baseline_does(embedded_session, prompt, temperature):
     settings = Settings(max_new_tokens=30, temperature=temperature, top_p=0.95, seed=3)
-    *events, trace = embedded.race(prompt, settings, measured=False)
+    *events, trace = embedded_session.race(prompt, settings, measured=False)
     events = [event for event in events if not isinstance(event, Waiting)]
     tokens = [event for event in events if isinstance(event, BaselineToken)]
     assert trace.rounds + trace.baseline.tokens == tuple(events)
@@ -81,7 +71,7 @@ def test_the_embedded_pair_answers_as_its_baseline_does(embedded, prompt, temper
     assert all((token.margin is None) == (temperature > 0) for token in tokens)
     assert trace.identical is True and trace.difference is None
     assert summarize(trace).speedup > 0
-    whole = embedded._tokenizer.decode(trace.token_ids)
+    whole = embedded_session._tokenizer.decode(trace.token_ids)
     assert trace.text == whole or trace.text.startswith(whole[:-1])
     assert from_json(to_json(trace)) == trace
 
@@ -176,9 +166,11 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
 
 
 @pytest.mark.parametrize(("during", "ended"), [(Round, "cancelled"), (BaselineToken, "length")])
-def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded, during, ended):
+def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded_session, during, ended):
     stop = threading.Event()
-    events = embedded.race(PROMPTS[0], Settings(max_new_tokens=30), stop=stop, measured=False)
+    events = embedded_session.race(
+        PROMPTS[0], Settings(max_new_tokens=30), stop=stop, measured=False
+    )
     next(event for event in events if isinstance(event, during))
     stop.set()
     [trace] = events

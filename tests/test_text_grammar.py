@@ -44,9 +44,8 @@ def grammars(embedded_pair) -> Grammars:
 
 
 @pytest.fixture(scope="module")
-def session(embedded_pair):
-    with Session(embedded_pair, background=False) as opened:
-        yield opened
+def session(embedded_session) -> Session:
+    return embedded_session
 
 
 def is_valid(answer: str, schema: dict) -> bool:

@@ -13,28 +13,23 @@ class EnergyMeter:
 
     def __init__(self, folder: Path = POWERCAP):
         self._zones = [path.parent for path in folder.glob(PACKAGES) if _is_package(path.parent)]
-        self._begin = self._read()
+        self._begin = self._read("energy_uj")
 
-    def _read(self) -> list[int] | None:
-        """Each package's counter in microjoules."""
+    def _read(self, name: str) -> list[int]:
+        """The number in this file of each package, in microjoules; none if one is unreadable."""
         try:
-            return [int((zone / "energy_uj").read_text()) for zone in self._zones]
+            return [int((zone / name).read_text()) for zone in self._zones]
         except (OSError, ValueError):
-            return None
+            return []
 
     @property
     def joules(self) -> float | None:
         """Joules used so far; None where the counters cannot be read."""
-        end = self._read()
-        if not self._zones or self._begin is None or end is None:
-            return None
-        try:
-            ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in self._zones]
-        except (OSError, ValueError):
-            return None
-        counters = zip(self._begin, end, ranges, strict=True)
+        end, ranges = self._read("energy_uj"), self._read("max_energy_range_uj")
+        counters = list(zip(self._begin, end, ranges, strict=False))
         # A counter begins again at 0 after its range, an hour at 70 W.
-        return sum((last - first) % (most + 1) for first, last, most in counters) * MICRO
+        used = sum((last - first) % (most + 1) for first, last, most in counters)
+        return used * MICRO if counters else None
 
 
 def _is_package(zone: Path) -> bool:
