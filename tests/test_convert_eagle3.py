@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-from eagle3_reference import ReferenceHead
+from eagle3_reference import ReferenceHead, write_made_up_head
 from safetensors.numpy import load_file, save_file
 from test_convert_decoder import EXACT
 from tiny_gguf import LLAMA3
 
 from specdemo.convert import eagle3, exporting, ir
 from specdemo.errors import BadInput, FetchError
-from tools.made_up import write_made_up_head
 
 VOCABULARY, ROWS, HIDDEN, COUNT = 700, 400, 128, 12
 LINEAR = {"rope_type": "linear", "factor": 4.0}

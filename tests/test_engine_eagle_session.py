@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import openvino as ov
 import pytest
-from eagle3_reference import ReferenceHead
+from eagle3_reference import ReferenceHead, write_made_up_head
 from test_convert_eagle3 import exported
 
 from specdemo.convert import heads, ir
@@ -18,7 +18,6 @@ from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from tools.made_up import write_made_up_head
 
 pytestmark = pytest.mark.slow
 LAYERS = (0, 1, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
+from eagle3_reference import write_made_up_head
 from safetensors.numpy import load_file, save_file
 from tiny_models import ir_folder
 
@@ -17,7 +18,6 @@ from specdemo.errors import BadInput, SpecdemoError
 from specdemo.pairs import registry
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, load_pair
-from tools.made_up import write_made_up_head
 
 SIZES = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}  # of a target of two layers
