@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 
+import httpx
 import numpy as np
 import pytest
 import toy
 from fakes import served
 
 from specdemo import cli
-from specdemo.bench import properties
+from specdemo.bench import properties, server_engine
 from specdemo.bench.audit_page import page
 from specdemo.bench.auditor import LEAST_P_VALUE, audit, failures, judge
 from specdemo.bench.engines import AuditedEngine, NotOffered, imported
@@ -23,7 +23,6 @@ from specdemo.bench.peers import Peer
 from specdemo.bench.peers import audited as audited_peers
 from specdemo.bench.prompts import read_prompts
 from specdemo.bench.properties import PROPERTIES, Plan, chi_square
-from specdemo.bench.server_engine import ServerEngine
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance
 from specdemo.engine.decode import Limits
@@ -446,49 +445,31 @@ def test_our_server_passes_beside_one_without_speculation(
     assert "server (127.0.0.1" in html_file.read_text()
 
 
-class LyingServer(BaseHTTPRequestHandler):
+def lying(request: httpx.Request) -> httpx.Response:
     """Honest below /honest; elsewhere its third token is another one. Refuses schemas."""
-
-    def do_GET(self):
-        self.reply({"data": [{"id": "m"}]})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "response_format" in body:
-            return self.reply({"error": "no schemas here"}, 400)
-        tokens = ["a", "b", "c", "d"][: body["max_tokens"]]
-        if not self.path.startswith("/honest") and len(tokens) > 2:
-            tokens[2] = "x"
-        tops = [{"token": t, "logprob": p} for t, p in (("c", -0.1), ("x", -4.1))]
-        content = [{"token": token, "logprob": -0.1, "top_logprobs": tops} for token in tokens]
-        choice = {"message": {"content": "".join(tokens)}, "logprobs": {"content": content}}
-        self.reply({"choices": [choice]})
-
-    def reply(self, value, status=200):
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
+    if request.method == "GET":
+        return httpx.Response(200, json={"data": [{"id": "m"}]})
+    body = json.loads(request.content)
+    if "response_format" in body:
+        return httpx.Response(400, json={"error": "no schemas here"})
+    tokens = ["a", "b", "c", "d"][: body["max_tokens"]]
+    if not request.url.path.startswith("/honest") and len(tokens) > 2:
+        tokens[2] = "x"
+    tops = [{"token": t, "logprob": p} for t, p in (("c", -0.1), ("x", -4.1))]
+    content = [{"token": token, "logprob": -0.1, "top_logprobs": tops} for token in tokens]
+    choice = {"message": {"content": "".join(tokens)}, "logprobs": {"content": content}}
+    return httpx.Response(200, json={"choices": [choice]})
 
 
-def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), LyingServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
+def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, monkeypatch):
+    client = partial(httpx.Client, transport=httpx.MockTransport(lying))
+    monkeypatch.setattr(server_engine.httpx, "Client", client)
+    url = "http://server"
     both = ["--server", url, "--server-baseline", f"{url}/honest"]
-    try:
-        asked = ["--limit", "2", "--draws", "20", "--max-new-tokens", "4", "--json", "-"]
-        assert cli.main(["audit", *both, *asked]) == 1
-        engine = ServerEngine(url, None)
-        with pytest.raises(NotOffered, match="--server-baseline"):
-            engine.generate(("Hello",), PLAN.settings, False)
-    finally:
-        server.shutdown()
-        server.server_close()
+    options = ["--limit", "2", "--draws", "20", "--max-new-tokens", "4", "--json", "-"]
+    assert cli.main(["audit", *both, *options]) == 1
+    with pytest.raises(NotOffered, match="--server-baseline"):
+        server_engine.ServerEngine(url, None).generate(("Hello",), PLAN.settings, False)
     out, err = capsys.readouterr()
     [row] = json.loads(out)["rows"]
     example = row["cells"]["greedy"]["counterexample"]
