@@ -89,7 +89,7 @@ def test_speedups_are_total_time_over_total_time():
         Summary(decoded=1, decode_seconds=s, baseline_decoded=1, baseline_decode_seconds=4.0)
         for s in (1.0, 3.0)
     ]
-    rows = [{"task": "qa", "speedup": one.speedup, "identical": True} for one in figures]
+    rows = [{"task": "qa", "speedup": summary.speedup, "identical": True} for summary in figures]
     summary = summary_of(rows, figures)
     assert summary["speedup"] == summary["speedup_by_task"]["qa"] == 2.0, "not the mean, 2.67"
     assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
@@ -138,24 +138,24 @@ def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token()
     ids = tuple(range(1, 10))
     fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
     others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
-    found = report_of(PROMPTS[:1], peers=[*others, fast])["peers"]
-    assert found["fake/speculative"]["settings"] == {"variant": "fast"}
-    assert found["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
-    assert found["fake/speculative"]["identical"] is True
-    assert found["fake/other"]["identical"] is False
+    peers = report_of(PROMPTS[:1], peers=[*others, fast])["peers"]
+    assert peers["fake/speculative"]["settings"] == {"variant": "fast"}
+    assert peers["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
+    assert peers["fake/speculative"]["identical"] is True
+    assert peers["fake/other"]["identical"] is False
 
 
 def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
-    found = report_of(peers=[FakePeer(), FakePeer("llama-cpp/autoregressive", tokens=(1,) * 11)])
-    first, *others = tables(found)["Summary"]
+    report = report_of(peers=[FakePeer(), FakePeer("llama-cpp/autoregressive", tokens=(1,) * 11)])
+    first, *others = tables(report)["Summary"]
     assert first[""] == "autoregressive, relative to llama-cpp/autoregressive"
-    assert first["is"] == pytest.approx(found["summary"]["autoregressive_tokens_per_s"] / 20)
+    assert first["is"] == pytest.approx(report["summary"]["autoregressive_tokens_per_s"] / 20)
     assert not any("relative" in row[""] for row in others)
 
 
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(failing):
-    prompts = [BenchPrompt(str(at), "qa", f"Question {at}") for at in range(4)]
+    prompts = [BenchPrompt(str(number), "qa", f"Question {number}") for number in range(4)]
     fakes = [FakePeer(failing=[prompts[failing].instruction]), FakePeer("fake/good")]
     report = report_of(prompts, peers=fakes)
     assert len(report["rows"]) == 4 and list(report["peers"]) == ["fake/good"]
@@ -170,9 +170,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer({{}})
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens = [sum(asked["prompt"]), asked.get("speculative.n_max", 0)][: asked["n_predict"]]
-        stop = "limit" if len(tokens) == asked["n_predict"] else "eos"
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        tokens = [sum(body["prompt"]), body.get("speculative.n_max", 0)][: body["n_predict"]]
+        stop = "limit" if len(tokens) == body["n_predict"] else "eos"
         self.answer({{"tokens": tokens, "stop_type": stop, "timings": {{"predicted_ms": 500}}}})
     def answer(self, value):
         self.send_response(200)
@@ -280,36 +280,36 @@ def test_a_bad_file_of_prompts_is_refused_by_line(tmp_path, content, says):
 )
 def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limit, taken):
     prompts = [
-        BenchPrompt(f"{task}{at}", task, "?")
+        BenchPrompt(f"{task}{number}", task, "?")
         for task, count in {"a": first, "b": 40, "c": 40}.items()
-        for at in range(count)
+        for number in range(count)
     ]
     chosen = spread(prompts, limit)
-    assert [sum(one.task == task for one in chosen) for task in "abc"] == taken
-    assert [one.task for one in chosen][:3] == ["a", "b", "c"], "tasks take turns"
-    assert [one.id for one in chosen if one.task == "c"][:2] == ["c0", f"c{40 // taken[2]}"]
+    assert [sum(prompt.task == task for prompt in chosen) for task in "abc"] == taken
+    assert [prompt.task for prompt in chosen][:3] == ["a", "b", "c"], "tasks take turns"
+    ids = [prompt.id for prompt in chosen if prompt.task == "c"]
+    assert ids[:2] == ["c0", f"c{40 // taken[2]}"]
 
 
 # Answer lengths
 
 
 def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
-    one, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
-    assert "lengths" not in one and one["rows"] == report_of()["rows"]
+    single, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
+    assert "lengths" not in single and single["rows"] == report_of()["rows"]
     places = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several["rows"]]
     assert places == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
     assert [row["max_new_tokens"] for row in several["lengths"]] == [3, 6]
-    for found in several["lengths"]:
-        rows = [row for row in several["rows"] if row["max_new_tokens"] == found["max_new_tokens"]]
-        assert found["speculative_s"] == pytest.approx(
-            sum(one["speculative_s"] for one in rows) / 2
+    for figures in several["lengths"]:
+        limit = figures["max_new_tokens"]
+        rows = [row for row in several["rows"] if row["max_new_tokens"] == limit]
+        baseline, ours = (
+            sum(row[f"{way}_s"] for row in rows) for way in ("autoregressive", "speculative")
         )
-        total = sum(one["autoregressive_s"] for one in rows) / sum(
-            one["speculative_s"] for one in rows
-        )
-        assert found["speedup"] == pytest.approx(total) and found["identical"]
+        assert figures["speculative_s"] == pytest.approx(ours / 2)
+        assert figures["speedup"] == pytest.approx(baseline / ours) and figures["identical"]
     assert tables(several)["Answer lengths"][1]["answers"] == 2
-    assert not tables(one)["Answer lengths"]
+    assert not tables(single)["Answer lengths"]
 
 
 def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios():

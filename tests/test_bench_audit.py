@@ -46,7 +46,7 @@ SHARES = (0.4, 0.3, 0.2, 0.1)
 
 def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_floor():
     rng = np.random.default_rng(0)
-    exact = {(at,): share for at, share in enumerate(rng.dirichlet(np.ones(16)).tolist())}
+    exact = {(token,): share for token, share in enumerate(rng.dirichlet(np.ones(16)).tolist())}
 
     def drawn() -> Counter:
         return Counter(
@@ -83,9 +83,9 @@ def rows_with(*p_values: float) -> dict:
         "rows": [
             {
                 "engine": "specdemo",
-                "cells": {"sampling": {**cell, "p_value": one, "p_values": {"": one}}},
+                "cells": {"sampling": {**cell, "p_value": value, "p_values": {"": value}}},
             }
-            for one in p_values
+            for value in p_values
         ]
     }
 
@@ -250,15 +250,15 @@ def test_an_engine_that_gives_two_answers_is_not_repeatable():
 
 
 def test_the_context_is_filled_to_its_last_token():
-    asked = []
+    lengths = []
 
     class Recording(ToyEngine):
         def generate(self, conversation, settings, speculative):
-            asked.append(self.prompt_tokens(conversation) + settings.max_new_tokens)
+            lengths.append(self.prompt_tokens(conversation) + settings.max_new_tokens)
             return super().generate(conversation, settings, speculative)
 
     cell = properties.cell_of("context", Recording(), PLAN, {})
-    assert cell.result == "pass" and asked == [200, 200]
+    assert cell.result == "pass" and lengths == [200, 200]
 
 
 def test_draws_have_seeds_of_their_own_half_of_them_among_others():
@@ -377,9 +377,9 @@ class ToyDecoder(ToyEngine):
     def outcomes(self, conversation, settings, tokens):
         first, *rest = (distribution(row, Sampling(1.0)) for row in (TARGET[0], *TARGET))
         return {
-            (int(one), int(other)): float(share) * float(rest[one].probabilities[place])
-            for one, share in zip(first.ids, first.probabilities, strict=True)
-            for place, other in enumerate(rest[one].ids)
+            (int(token), int(following)): float(share) * float(rest[token].probabilities[place])
+            for token, share in zip(first.ids, first.probabilities, strict=True)
+            for place, following in enumerate(rest[token].ids)
         }
 
 
@@ -481,5 +481,5 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
 
 def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
     cases = AuditOptions(limit=200).cases()
-    assert len({one.instruction for one in cases}) == len({one.id for one in cases}) == 200
+    assert len({case.instruction for case in cases}) == len({case.id for case in cases}) == 200
     assert len(AuditOptions().cases()) == len(read_prompts())

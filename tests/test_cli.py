@@ -76,13 +76,13 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
     def interrupt():
         raise KeyboardInterrupt
 
-    for command, code, said in (
+    for command, code, message in (
         (lambda: 1 // 0, 1, "specdemo: unexpected ZeroDivisionError: .* shows where"),
         (interrupt, 130, "specdemo: interrupted"),
     ):
         monkeypatch.setattr(hardware, "memory_bytes", command)
         assert cli.main(["pairs"]) == code
-        assert re.match(said, capsys.readouterr().err.strip())
+        assert re.match(message, capsys.readouterr().err.strip())
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
@@ -152,8 +152,8 @@ def test_a_full_disk_behind_the_output_is_one_sentence():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "specdemo", "pairs"]
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    said = "specdemo: the output cannot be written: No space left on device"
-    assert (done.returncode, done.stderr.strip()) == (1, said)
+    message = "specdemo: the output cannot be written: No space left on device"
+    assert (done.returncode, done.stderr.strip()) == (1, message)
 
 
 @click.command()

@@ -58,10 +58,10 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert (figures["pair"], figures["weights"]) == ("dolly-3b", "made up")
     assert target["model"] == "dolly-v2-3b-int8-ov"
     names = ["pythia-70m", "pythia-160m", "pythia-1b-int4-ov"]
-    assert [one["model"] for one in drafts] == names
+    assert [draft["model"] for draft in drafts] == names
     assert "bitwise equal" in target["invariance"]
     assert rounded["model"] == "dolly-v2-3b-int4-ov"
-    assert set(names) == {one["draft"] for one in figures["prospects"] if one["0.3"] > 0}
+    assert set(names) == {row["draft"] for row in figures["prospects"] if row["0.3"] > 0}
     milliseconds = 1000 * target["step_seconds"][0]
     assert find_pair("dolly-3b").read_facts() == f"{milliseconds:.0f} ms a token"
     assert list(disk.cache_home().glob("rehearsal/scratch-*")) == []

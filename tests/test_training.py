@@ -81,7 +81,7 @@ def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target
         how = Settings(max_new_tokens=60, drafter="model", draft_tokens=3)
         *_, trace = session.race("What is 3 plus 4?", how)
     assert trace.identical
-    assert {token.source for one in trace.rounds for token in one.drafted} == {"head"}
+    assert {token.source for round_ in trace.rounds for token in round_.drafted} == {"head"}
     assert len(trace.rounds) < 0.8 * len(trace.token_ids)
 
 
@@ -90,12 +90,12 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
 ):
     monkeypatch.setattr(disk, "measured_folder", lambda: tmp_path)
     monkeypatch.chdir(trained.parent)
-    asked = ["tune", str(target), "--assistant-model", trained.name, "--limit", "1", "--json", "-"]
-    assert cli.main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["draft"] for row in found["rows"]] == [str(trained), "none"]
+    options = f"--assistant-model {trained.name} --limit 1 --json -".split()
+    assert cli.main(["tune", str(target), *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["draft"] for row in report["rows"]] == [str(trained), "none"]
     monkeypatch.chdir(tmp_path)
-    for winner, used in ((found["winner"], found["winner"]), (str(trained), str(trained))):
+    for winner, used in ((report["winner"], report["winner"]), (str(trained), str(trained))):
         rows = (DraftResult(winner, 1.0, 1.0, 0.5, 0.2, 0.1),)
         pair = chosen_pair(choice_of(str(target)))
         measured.keep(measured.TUNED, pair.subject, TuningResult("2026-11-23", rows))
@@ -137,9 +137,9 @@ def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_pa
     trained_head = network.HeadNetwork(*tables, rows, settings)
     network.train(trained_head, rows, np.arange(400), settings, tmp_path / "state.pt")
     trained = torch.load(tmp_path / "state.pt")["weights"][len(first) :]
-    for (name, mixed), one in zip(trained_head.weights.items(), trained, strict=True):
-        assert not torch.equal(one, first[name])
-        torch.testing.assert_close(mixed.detach(), (one + first[name]) / 2)
+    for (name, mixed), weights in zip(trained_head.weights.items(), trained, strict=True):
+        assert not torch.equal(weights, first[name])
+        torch.testing.assert_close(mixed.detach(), (weights + first[name]) / 2)
 
 
 def test_the_card_says_how_often_the_head_is_right(trained):
@@ -186,7 +186,7 @@ def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     made = [data.instruction(number, answers, "Why?") for number in range(300)]
     assert {kind for kind, _ in made} == set(data.MIX)
     assert made == [data.instruction(number, answers, "Why?") for number in range(300)]
-    assert not any("{" in asked or "  " in asked for _, asked in made)
+    assert not any("{" in text or "  " in text for _, text in made)
     unread = {data.instruction(number, [])[0] for number in range(300)}
     assert unread == {"prose", "sum", "translation"}
 
@@ -214,16 +214,16 @@ def test_the_gradient_of_the_loss_is_that_of_its_formula():
     losses = network.VARIATION * variation - (1 - network.VARIATION) * (wanted * logarithms).sum(1)
     closed = network.Distance.apply(wanted, logits)
     torch.testing.assert_close(closed, losses)
-    gradients = [torch.autograd.grad(one @ weights, logits)[0] for one in (losses, closed)]
+    gradients = [torch.autograd.grad(loss @ weights, logits)[0] for loss in (losses, closed)]
     torch.testing.assert_close(*gradients)
 
 
 def test_held_back_instructions_are_greedy_and_never_learned():
-    said = [Conversation("", at % 3 > 0, str(at % 40), "", (1,)) for at in range(200)]
-    held, learned = steps._split(said)
-    asked = np.array([one.instruction for one in said])
-    assert held.any() and all(said[at].greedy for at in np.flatnonzero(held))
-    assert not set(asked[held]) & set(asked[learned])
+    conversations = [Conversation("", n % 3 > 0, str(n % 40), "", (1,)) for n in range(200)]
+    held_back, learned = steps._split(conversations)
+    instructions = np.array([conversation.instruction for conversation in conversations])
+    assert held_back.any() and all(conversations[n].greedy for n in np.flatnonzero(held_back))
+    assert not set(instructions[held_back]) & set(instructions[learned])
 
 
 def test_what_lookup_proposes_weighs_little():
@@ -236,23 +236,23 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     (tmp_path / "own.jsonl").write_text(rows)
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1000, passes=1)
     answered = (tmp_path / "draft/work/text/0000000.jsonl").read_text().splitlines()
-    kinds = [(one["kind"], one["instruction"]) for one in map(json.loads, answered[:3])]
+    kinds = [(row["kind"], row["instruction"]) for row in map(json.loads, answered[:3])]
     assert kinds[:2] == [("asked", "When?"), ("asked", "Where?")] and kinds[2][0] != "asked"
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
     assert card["text"]["conversations"] == 40 + 32
     assert card["text"]["given"] == "own.jsonl"
-    kept = tmp_path / "draft/work/text/0000000.npy"
-    of_writing = np.load(kept)
-    kept.unlink()
+    states = tmp_path / "draft/work/text/0000000.npy"
+    of_writing = np.load(states)
+    states.unlink()
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1500, passes=1)
-    np.testing.assert_allclose(np.load(kept), of_writing, rtol=0.05, atol=0.2)
+    np.testing.assert_allclose(np.load(states), of_writing, rtol=0.05, atol=0.2)
     states = sum(len(np.load(path)) for path in (tmp_path / "draft/work").glob("*/*.npy"))
     grown = json.loads((tmp_path / "draft" / "card.json").read_bytes())["text"]["answer_tokens"]
     assert states == grown > card["text"]["answer_tokens"]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--tokens", "5"], "--tokens"),
         (["--device", "gpu"], "--device"),
@@ -265,11 +265,11 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
         (["--text", "HERE/file"], "line 1 is not"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(options, said, target, trained, tmp_path, capsys):
+def test_what_cannot_work_is_one_sentence(options, message, target, trained, tmp_path, capsys):
     (tmp_path / "file").write_text("{}\n")
     places = {"HERE": str(tmp_path), "HERE/file": str(tmp_path / "file"), "TRAINED": str(trained)}
     places |= {f"TRAINED/{path.name}": str(path) for path in trained.iterdir()}
-    options = [places.get(one, one) for one in options]
+    options = [places.get(option, option) for option in options]
     where = ["--target", str(target), "--out", str(tmp_path / "out")]
     assert cli.main(["train-draft", *where, *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
