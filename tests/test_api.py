@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dataclasses
 import json
@@ -17,6 +18,7 @@ from fakes import FakeSession, until
 from pydantic import BaseModel
 
 import specdemo
+from specdemo import api
 from specdemo.api import Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
@@ -326,19 +328,12 @@ def test_the_tokenizer_encodes_decodes_and_makes_prompts(tiny_chat):
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(embedded_pair):
+def test_the_notebook_runs(embedded_session, monkeypatch, capsys):
+    monkeypatch.setattr(api, "compiled_session", lambda *_, **__: embedded_session)
+    monkeypatch.setattr(Pipeline, "close", lambda pipeline: None)  # other tests go on with it
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     # A notebook takes `await` outside of functions.
-    run = "import ast, asyncio, inspect, sys\nflag = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT\n"
-    run += "made = eval(compile(sys.argv[1], 'cells', 'exec', flag))\n"
-    run += "asyncio.run(made) if inspect.iscoroutine(made) else None"
-    done = subprocess.run(
-        [sys.executable, "-c", run, code],
-        cwd=NOTEBOOK.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "identical: True" in done.stdout
+    compiled = compile(code, "cells", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    asyncio.run(eval(compiled, {}))
+    assert "identical: True" in capsys.readouterr().out

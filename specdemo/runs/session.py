@@ -184,10 +184,9 @@ class Session(AbstractContextManager["Session"]):
     ) -> Any:
         """The result of a request of class `kind` after the answer's `tokens`; `options` are its
         fields."""
-        question = Question(prompt, settings)
+        question = Question(prompt, settings, stop=stop)
         request = self.request(question, kind, answer=list(tokens), **options)
-        target = self._engine.target(settings.numerics)
-        handle = self._engine.submit(request, target, stop=stop)
+        handle = self.submit(question, request).handle
         list(handle.events())
         return handle.result
 
