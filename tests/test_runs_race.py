@@ -165,7 +165,7 @@ def envelopes(session: FakeSession, stop_at: str = "") -> list[dict]:
     service.start()
     running, offer, sent = events.Running(), offers.Offer(EMBEDDED, shared=False), []
     given = {**offer.defaults, **dataclasses.asdict(Settings(draft_tokens=2)), "question": "a b c"}
-    for text in events.run(service, running, offer, Visitor("tab"), given):
+    for text in events.messages(events.race, service, running, offer, Visitor("tab"), given):
         sent.append(json.loads(text))
         if sent[-1]["phase"] == stop_at:
             running.stop("tab")
@@ -173,7 +173,7 @@ def envelopes(session: FakeSession, stop_at: str = "") -> list[dict]:
 
 
 def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(monkeypatch):
-    monkeypatch.setattr(Service, "update_seconds", 0.0)
+    monkeypatch.setattr("specdemo.ui.service.UPDATE_SECONDS", (0.0, 0.0))
     session = FakeSession()
     session.repeats = [(1.0, 1.5), (1.0, 1.6), (1.0, 1.7)]
     *_, again, done = envelopes(session)
@@ -185,7 +185,7 @@ def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(monk
 
 
 def test_stopping_while_a_race_is_repeated_keeps_its_verdict(monkeypatch):
-    monkeypatch.setattr(Service, "update_seconds", 0.0)
+    monkeypatch.setattr("specdemo.ui.service.UPDATE_SECONDS", (0.0, 0.0))
     session = FakeSession()
     session.repeats = [(1.0, 1.5)]
     *_, last = envelopes(session, stop_at="again")

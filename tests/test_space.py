@@ -219,7 +219,7 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     service.start()
     offer = Offer(ModelChoice("dolly-3b-int4"), shared=True)
     values = {"question": "one two", "pair": "dolly-3b-int4"}
-    messages = events.run(service, Running(), offer, Visitor("visitor"), values)
+    messages = events.messages(events.race, service, Running(), offer, Visitor("visitor"), values)
     until(lambda: "00:07 left. Your question is answered next." in next(messages))
     go.set()
     *_, last = messages

@@ -45,9 +45,10 @@ def service(fake) -> Service:
 
 def updates(service: Service, question: str, running: events.Running | None = None):
     """The envelopes of a race, one by one."""
-    given = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
+    values = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
     offer = offers.Offer(EMBEDDED, shared=False)
-    for envelope in events.run(service, running or events.Running(), offer, Visitor("tab"), given):
+    given = events.race, service, running or events.Running(), offer, Visitor("tab"), values
+    for envelope in events.messages(*given):
         yield json.loads(envelope)
 
 

@@ -16,7 +16,6 @@ import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
@@ -77,7 +76,7 @@ def record_benchmark() -> None:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with closing(Session(load_pair(find_pair("embedded")))) as session:
-        *_, last = map(json.loads, benchmark.measure(session, Settings(), Event()))
+        *_, last = map(json.loads, benchmark.measure(session, Question("", Settings())))
     report = last["report"] | {"commit": commit.strip()}
     benchmark.RECORDED.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(last["sentence"])

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, median_low
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.charts import by_prompt, wall_clock
@@ -19,13 +18,12 @@ from specdemo.bench.report import PAPER_PROMPT, by_length, head, row_of, summary
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
-from specdemo.ui.events import Running, message, with_session
-from specdemo.ui.offers import Offer
-from specdemo.ui.service import LimitedSession, Service, Visitor
+from specdemo.ui.events import message
 
 if TYPE_CHECKING:
     from specdemo.pairs.choice import PairInfo
     from specdemo.runs.session import Session
+    from specdemo.ui.service import LimitedSession
 
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
@@ -57,15 +55,10 @@ class Item:
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
-def run(
-    service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
-) -> Generator[str]:
-    """Yields the messages of a benchmark with the models and settings of the race tab."""
-    return with_session(measure, service, running, offer, visitor, values)
-
-
-def measure(session: Session | LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
-    """Yields a message after each race, the last one with the whole report."""
+def measure(session: Session | LimitedSession, question: Question) -> Iterator[str]:
+    """Yields a message after each race of a benchmark with the settings of `question`, the last one
+    with the whole report."""
+    settings = question.settings
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), True) for n in LENGTHS]
     items += [Item(prompt, settings, False) for prompt in spread(read_prompts(), PROMPTS)]
     turns: list[float] = []
@@ -74,8 +67,8 @@ def measure(session: Session | LimitedSession, settings: Settings, stop: Event) 
         for number, item in enumerate(items):
             name = f"Turn {len(turns) + 1}: {item.prompt.id}"
             yield message("benchmark", name, done=number, total=len(items))
-            race = Question(item.prompt.instruction, item.settings, baseline=True, stop=stop)
-            trace = trace_of(session.ask(race))
+            race = replace(question, prompt=item.prompt.instruction, baseline=True)
+            trace = trace_of(session.ask(replace(race, settings=item.settings)))
             if trace.identical is None:
                 yield message("stopped", "Stopped.", **report(session.info, settings, items, turns))
                 return

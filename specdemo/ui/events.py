@@ -19,7 +19,7 @@ from specdemo.errors import BadInput, Busy
 from specdemo.runs.question import Event as SessionEvent
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.race import enough
-from specdemo.runs.settings import Drafter, Settings
+from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.offers import Offer, models_of, settings_of
@@ -91,10 +91,10 @@ def opened(text: str) -> str:
     return finished(trace, "opened", origin(trace))
 
 
-Work = Callable[[LimitedSession, Settings, Event], Iterator[str]]
+Work = Callable[[LimitedSession, Question], Iterator[str]]
 
 
-def with_session(
+def messages(
     work: Work,
     service: Service,
     running: Running,
@@ -113,39 +113,25 @@ def with_session(
                     yield message("loading", f"{state.line}. Your question is answered next.")
             with service.session(pair, visitor) as session:
                 yield message("loading", "Reading the question")
-                yield from work(session, settings, stop)
+                question = Question(str(values.get("question") or ""), settings, stop=stop)
+                yield from work(session, question)
     except Exception as error:
         yield message("error", error_sentence(error))
 
 
-def run(
-    service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
-) -> Generator[str]:
+def race(session: LimitedSession, question: Question) -> Iterator[str]:
     """Yields the messages of a race."""
-
-    def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
-        question = Question(
-            str(values["question"] or ""),
-            settings,
-            baseline=True,
-            repeat=service.gate.limits.race_seconds,
-            measured=False,
-            stop=stop,
-        )
-        yield from _race(session.ask(question), stop, service)
-
-    return with_session(race, service, running, offer, visitor, values)
-
-
-def _race(events: Iterator[SessionEvent], stop: Event, service: Service) -> Iterator[str]:
+    enough_seconds, stop = session.limits.race_seconds, question.stop
+    question = replace(question, baseline=True, repeat=enough_seconds, measured=False)
     trace: Trace | None = None
     sent = 0.0
     new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
-    for event in events:
+    for event in session.ask(question):
         if isinstance(event, Trace):
-            if trace is None and not enough(event, service.gate.limits.race_seconds):
+            if trace is None and not enough(event, enough_seconds):
                 yield message("again", AGAIN, **new, verdict=verdict(event, again=True))
-                stop.wait(service.update_seconds)  # until a browser on this machine has drawn it
+                if stop:
+                    stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event
             continue
         if isinstance(event, Waiting):
@@ -156,7 +142,7 @@ def _race(events: Iterator[SessionEvent], stop: Event, service: Service) -> Iter
         else:
             new["baseline"].append(event)
             phase, note = "baseline", "Answering again, one token at a time"
-        if time.monotonic() - sent >= service.update_seconds:
+        if time.monotonic() - sent >= session.update_seconds:
             yield message(phase, note, **new)
             new, sent = {"rounds": [], "baseline": []}, time.monotonic()
     assert trace is not None
@@ -165,33 +151,25 @@ def _race(events: Iterator[SessionEvent], stop: Event, service: Service) -> Iter
     yield finished(trace, phase, note)
 
 
-def drafts(
-    service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
-) -> Generator[str]:
+def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
     """Yields, after each turn of all drafters on one question, the median run of each: `name`,
     `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
-
-    def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
-        ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
-        runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
-        until, turn = time.monotonic() + DRAFTS_SECONDS, 0
-        while turn < MOST_TURNS and (not turn or time.monotonic() < until):
-            for way in ways:
-                name = DRAFTERS[way] or "draft"
-                yield message("drafts", f"Race {turn + 1} of the drafts: {name}")
-                settings = replace(settings, drafter=way)
-                question = Question(str(values["question"] or ""), settings, stop=stop)
-                trace = trace_of(session.ask(question))
-                if stop.is_set():
-                    yield message("stopped", "Stopped.")
-                    return
-                runs[way].append(trace)
-            turn += 1
-            ways.reverse()  # so that a drift of the machine's speed favours none
-            yield message("drafts", drafts=_drafts(runs))
-        yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
-
-    return with_session(race, service, running, offer, visitor, values)
+    ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
+    runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
+    until, turn = time.monotonic() + DRAFTS_SECONDS, 0
+    while turn < MOST_TURNS and (not turn or time.monotonic() < until):
+        for way in ways:
+            yield message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}")
+            settings = replace(question.settings, drafter=way)
+            trace = trace_of(session.ask(replace(question, settings=settings)))
+            if trace.finish_reason == "cancelled":
+                yield message("stopped", "Stopped.")
+                return
+            runs[way].append(trace)
+        turn += 1
+        ways.reverse()  # so that a drift of the machine's speed favours none
+        yield message("drafts", drafts=_drafts(runs))
+    yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
 
 
 def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
@@ -257,7 +235,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
             list(service.states(pair, stop))
             with service.session(pair, visitor_of(request, request.session_hash)) as session:
                 events = session.ask(Question(instruction, settings_of(values), stop=stop))
-                yield from _pieces(events, service)
+                yield from _pieces(events, session.update_seconds)
         except Exception as error:
             raise gr.Error(error_sentence(error), print_exception=False) from error
         finally:
@@ -266,7 +244,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
     gr.api(generate, api_name="generate", concurrency_limit=MAX_EVENTS)
 
 
-def _pieces(events: Iterator[SessionEvent], service: Service) -> Iterator[dict[str, Any]]:
+def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
     sent, sent_at = 0, 0.0
     for event in events:
@@ -274,7 +252,7 @@ def _pieces(events: Iterator[SessionEvent], service: Service) -> Iterator[dict[s
             continue
         if isinstance(event, Round):
             rounds.append(event)
-            if time.monotonic() - sent_at < service.update_seconds:
+            if time.monotonic() - sent_at < every:
                 continue
         tokens = sum(len(round_.tokens) for round_ in rounds)
         accepted = sum(round_.accepted for round_ in rounds)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 BEGINNING = "Getting the models ready"
+UPDATE_SECONDS = 0.3, 0.5
+"""Between two messages to a browser, which each take 20 ms of processor time from the models: for a
+visitor alone, and for each of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ class Gate:
 
 class LimitedSession:
     """Applies the limits to one request of a session, and counts how it ended. Raises BadInput over
-    a limit, and RequestFailed when it takes too long."""
+    a limit, and RequestFailed when it takes too long. `update_seconds` is the UPDATE_SECONDS of its
+    visitor."""
 
     def __init__(
         self,
@@ -130,12 +134,13 @@ class LimitedSession:
         metrics: Metrics,
         limits: VisitorLimits = LIMITS,
         loading: Callable[[], bool] = lambda: False,
+        update_seconds: float = UPDATE_SECONDS[0],
     ):
-        self._session, self._metrics, self._limits = session, metrics, limits
-        self._loading, self.info = loading, session.info
+        self._session, self._metrics, self._loading = session, metrics, loading
+        self.info, self.limits, self.update_seconds = session.info, limits, update_seconds
 
     def ask(self, question: Question) -> Generator[Event]:
-        limits, settings = self._limits, question.settings
+        limits, settings = self.limits, question.settings
         stop = question.stop or threading.Event()
         question = dataclasses.replace(question, stop=stop, loading=self._loading)
         until, late = monotonic() + limits.seconds, False
@@ -193,11 +198,6 @@ class Service:
         self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(lambda: self._loaded[1], lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
-
-    @property
-    def update_seconds(self) -> float:
-        """Seconds between two updates, which each take 20 ms of processor time from the models."""
-        return 0.3 if self._users.total() < 2 else 0.5
 
     def start(self) -> None:
         """Begin loading the first pair."""
@@ -295,8 +295,13 @@ class Service:
                     raise Busy("Another pair is being loaded; ask again in a moment.")
                 self._users[session] += 1
             try:
-                limited = session, self.metrics, self.gate.limits
-                yield LimitedSession(*limited, lambda: self.state.kind == "loading")
+                yield LimitedSession(
+                    session,
+                    self.metrics,
+                    self.gate.limits,
+                    lambda: self.state.kind == "loading",
+                    UPDATE_SECONDS[self._users.total() > 1],
+                )
             except DamagedModel as error:
                 with self._changed:
                     if self._loaded == loaded:

@@ -175,11 +175,11 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
     threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
     reading = Turns(rest=1.0)
 
-    def streamed(work: Callable[..., Generator[str]]) -> Callable[..., Any]:
+    def streamed(work: events.Work) -> Callable[..., Any]:
         async def answer(request: Request) -> Response:
             ask = Ask.model_validate_json(await request.body())
             visitor = visitor_of(request, ask.visitor)
-            messages = work(service, running, offer, visitor, ask.values)
+            messages = events.messages(work, service, running, offer, visitor, ask.values)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
             kind = "text/event-stream"
@@ -217,7 +217,7 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
         shown = await anyio.to_thread.run_sync(opened, limiter=readers)
         return Response(*shown, media_type="application/json")
 
-    streams = {"/race": events.run, "/drafts": events.drafts, "/benchmark": benchmark.run}
+    streams = {"/race": events.race, "/drafts": events.drafts, "/benchmark": benchmark.measure}
     for path, work in streams.items():
         app.add_route(path, streamed(work), methods=["POST"])
     app.add_route("/stop", stop, methods=["POST"])
