@@ -3,7 +3,7 @@ import { curvesOf } from "./chart.js";
 import { make } from "./dom.js";
 import { Benchmark } from "./benchmark.js";
 import { RaceView } from "./race.js";
-import { asset, failure, openRun, stop as stopRun, stream } from "./server.js";
+import { asset, failure, openRun, stream } from "./server.js";
 import { copyLink, DAMAGED, keepRun, linkOf, unpack } from "./share.js";
 import { Walk, drawPicture } from "./walk.js";
 
@@ -142,6 +142,6 @@ export const ask = (inputs, present) => {
   stream("race", values(), receive);
 };
 
-export const stop = () => stopRun();
+export { stop } from "./server.js";
 
 Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]), values });

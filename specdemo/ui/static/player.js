@@ -37,7 +37,7 @@ export class Player {
     on("speeds", ({ target, detail }) => {
       if (!target.dataset.speed) return;
       this.choose(this.chosen = target.dataset.speed);
-      view.addressed();
+      view.hooks.addressed();
       if (detail) find(".sd-player").focus();   // after a click the keys belong to the player
     });
     find(".sd-seek").addEventListener("input", ({ target: { value } }) => {

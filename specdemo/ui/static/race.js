@@ -133,7 +133,8 @@ export class RaceView {
       }
     }
     if (["length", "context"].includes(trace.finish_reason)) {
-      for (const { box, tokens } of this.runners) if (tokens) box.dataset.cut = `cut at ${tokens} tokens`;
+      const whole = trace.identical === null ? [spec] : this.runners;   // the other one was stopped
+      for (const { box, tokens } of whole) box.dataset.cut = `cut at ${tokens} tokens`;
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `The question was read before, in ${seconds(trace.prefill_seconds)}, `
@@ -165,7 +166,8 @@ export class RaceView {
       const { span, ...figure } = raceFigure(this.shownRun, this.overlays, this.find(".sd-chart").offsetWidth);
       this.span = span;
       this.find(".sd-plot").dataset.run = this.run;
-      draw(this.find(".sd-chart"), figure).catch((error) => say(this.find(".sd-chart"), error.message));
+      draw(this.find(".sd-chart"), figure).then(() => this.live || this.show(this.motion.view))
+        .catch((error) => say(this.find(".sd-chart"), error.message));
     };
     this.idle = requestIdleCallback ? requestIdleCallback(act, { timeout: 1500 }) : setTimeout(act, 300);
   }
@@ -175,8 +177,6 @@ export class RaceView {
     for (const { box } of this.runners) box.scrollTop = to;
     if (!this.live) this.strip.scrollLeft = to;
   }
-
-  addressed() { this.hooks.addressed(); }
 }
 
 /* The speed-ups of all races on one line with 1: filled if they count, hollow if not. */

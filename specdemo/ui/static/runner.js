@@ -1,7 +1,7 @@
 /* One of the two runs of a race: its tokens, its bar, and the line about one token. */
-import { make, quoted, say, seconds } from "./dom.js";
+import { counted, make, quoted, say, seconds } from "./dom.js";
 
-export const LOOKS = {
+const LOOKS = {
   accepted: "right", forced: "right", correction: "wrong", bonus: "own", first: "own", plain: "own",
 };
 const KIND_WORDS = {
@@ -64,7 +64,7 @@ export class Runner {
     this.bar.style.transform = `scaleX(${Math.min(1, time / (span || 1))})`;
     say(this.clock, seconds(time));
     const spent = this.spent(count), rate = spent ? `, ${(decoded / spent).toFixed(1)} tokens/s` : "";
-    say(this.pace, `${this.last?.tokens ?? 0} tokens${rate}`);
+    say(this.pace, counted(this.last?.tokens ?? 0, "token") + rate);
   }
 }
 

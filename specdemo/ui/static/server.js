@@ -5,7 +5,7 @@ const visitor = Array.from(random, (one) => one.toString(36)).join("");
 const LARGEST_RUN = 2.5e6;   // characters
 const LOST = "The server does not answer; reload the page.";
 
-const failure = (note) => ({ phase: "error", note });
+export const failure = (note) => ({ phase: "error", note });
 
 const post = (path, body) => fetch(page + path, {
   method: "POST",
@@ -46,4 +46,3 @@ export const openRun = async (run) => {
 };
 
 export const asset = async (name) => (await fetch(new URL(name, import.meta.url))).json();
-export { failure };

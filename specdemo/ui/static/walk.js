@@ -4,7 +4,7 @@ import { factor, make, milliseconds, say, seconds, visible } from "./dom.js";
 import { roundWords } from "./player.js";
 
 /* A round that shows most: tokens accepted and one put right, else any with a draft. */
-export const tellingRound = ({ rounds }) => {
+const tellingRound = ({ rounds }) => {
   const score = ({ drafted, emitted }) => {
     const right = drafted.filter((one) => one.accepted).length;
     const short = drafted.length < 6 && drafted.every(({ text }) => text.trim());
