@@ -8,17 +8,14 @@ import json
 import random
 import time
 
-import httpx
 import pytest
-from fakes import FakeSession, at_pace, page_server
+from fakes import FakeSession, at_pace
 
 from specdemo.errors import BadInput
-from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.race import on_show
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import ForwardCosts, from_json, to_json
 from specdemo.ui import events, wording
-from specdemo.ui.service import Service
 
 *_, TRACE = FakeSession().race("one two three " * 4, Settings())
 COSTS = ForwardCosts((0.01,) * 16, 0.001)
@@ -109,26 +106,3 @@ def test_reading_the_largest_run_takes_little_of_the_processor_and_its_curve_les
     since = time.process_time()
     assert len(wording.curve(trace)["by_rate"]) == 101
     assert time.process_time() - since < 1.5 and whole < 3, "seconds of the processor"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    service = Service(ModelChoice("embedded"), lambda pair, report: FakeSession())
-    service.start()
-    with page_server(service) as url:
-        yield url + "/"
-
-
-def test_opened_runs_count_against_the_limits_of_who_opens_them(url):
-    with httpx.Client(timeout=60) as client:
-
-        def open_run(run: str, visitor: str) -> httpx.Response:
-            return client.post(f"{url}open", json={"run": run, "visitor": visitor})
-
-        answers = [open_run(SAVED, "the-same-tab") for _ in range(31)]
-        assert [one.status_code for one in answers] == [200] * 30 + [429]
-        assert "30 questions from you came within a minute" in answers[-1].json()["note"]
-        assert open_run(SAVED, "another-tab").json()["trace"]["repeats"]
-        refused = open_run("{}", "a-third-tab")
-        assert refused.json()["phase"] == "error" and "is missing" in refused.json()["note"]
-        assert client.post(f"{url}open", json={"run": SAVED}).status_code == 400

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from fakes import FakeSession, page_application, page_server, until
+from test_page_saved import SAVED
 
 from specdemo.bench.load_test import ask, level
 from specdemo.engine.scheduler import Waiting
@@ -356,6 +357,23 @@ def test_a_run_that_cannot_be_ends_with_one_sentence(served, path):
     assert last["phase"] == "error" and "max_new_tokens is 0" in last["note"]
     *_, last = streamed(served[0], path, "tab-1", pair="dolly-3b")
     assert "This server is shared" in last["note"]
+
+
+def test_opened_runs_count_against_the_limits_of_who_opens_them(served, monkeypatch):
+    url, _, service = served
+    monkeypatch.setattr(service.gate, "limits", VisitorLimits())
+    with httpx.Client(timeout=60) as client:
+
+        def open_run(run: str, visitor: str) -> httpx.Response:
+            return client.post(f"{url}/open", json={"run": run, "visitor": visitor})
+
+        answers = [open_run(SAVED, "the-same-tab") for _ in range(31)]
+        assert [answer.status_code for answer in answers] == [200] * 30 + [429]
+        assert "30 questions from you came within a minute" in answers[-1].json()["note"]
+        assert open_run(SAVED, "another-tab").json()["trace"]["repeats"]
+        refused = open_run("{}", "a-third-tab")
+        assert refused.json()["phase"] == "error" and "is missing" in refused.json()["note"]
+        assert client.post(f"{url}/open", json={"run": SAVED}).status_code == 400
 
 
 @pytest.mark.parametrize("kind", ["a tab", "a program"])
