@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import logits_of, sequence
 
-from specdemo.engine.drafters import AdaptiveDrafter, LogitsDrafter, Lookup, ModelDrafter
-from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess
+from specdemo.engine.drafters import AdaptiveDrafter
+from specdemo.engine.logits_drafter import LogitsDrafter
+from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess, Lookup
 from specdemo.engine.messages import Proposal
+from specdemo.engine.model_drafters import ModelDrafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
 

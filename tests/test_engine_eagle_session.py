@@ -126,7 +126,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(reference_pair, c
 
 
 def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
-    from specdemo.engine.drafters import EagleDrafter
+    from specdemo.engine.head_drafters import EagleDrafter
 
     pair, _ = reference_pair
     read = []

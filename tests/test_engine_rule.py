@@ -13,7 +13,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import acceptance, decode, drafters
+from specdemo.engine import acceptance, decode, logits_drafter
 from specdemo.engine.adjustment import Adjustment, adjustment
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.policy import Policy
@@ -90,8 +90,8 @@ def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) 
     monkeypatch.setattr(acceptance, "draw", branching.draw)
     monkeypatch.setattr(acceptance, "choose", branching.choose)
     monkeypatch.setattr(acceptance, "accepts", branching.accepts)
-    monkeypatch.setattr(drafters, "draw", branching.draw)
-    monkeypatch.setattr(drafters, "choose", branching.choose)
+    monkeypatch.setattr(logits_drafter, "draw", branching.draw)
+    monkeypatch.setattr(logits_drafter, "choose", branching.choose)
     prompt = PROMPT
 
     def once():

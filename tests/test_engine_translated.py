@@ -20,7 +20,7 @@ from tokenizers.models import BPE
 from specdemo.bench.engines import OwnEngine
 from specdemo.bench.properties import Plan, cell_of
 from specdemo.convert import exporting, ir
-from specdemo.engine.drafters import LOOKAHEAD
+from specdemo.engine.model_drafters import LOOKAHEAD
 from specdemo.errors import BadInput
 from specdemo.pairs import registry
 from specdemo.pairs.choice import ModelChoice

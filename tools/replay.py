@@ -37,8 +37,10 @@ from specdemo.commands.shared import (
 from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
 from specdemo.engine.draft_head import DraftHead
-from specdemo.engine.drafters import AdaptiveDrafter, HeadDrafter, LogitsDrafter, ModelDrafter
+from specdemo.engine.drafters import AdaptiveDrafter
 from specdemo.engine.eagle_head import EagleHead
+from specdemo.engine.head_drafters import HeadDrafter
+from specdemo.engine.logits_drafter import LogitsDrafter
 from specdemo.engine.lookup import Lookup
 from specdemo.engine.messages import (
     DEPTH,
@@ -51,6 +53,7 @@ from specdemo.engine.messages import (
     Reply,
     Run,
 )
+from specdemo.engine.model_drafters import ModelDrafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target

@@ -12,8 +12,9 @@ from .acceptance import TargetRows, Verification, verify
 from .adjustment import adjustment
 from .cache import Sequence
 from .constraint import Allowed, wait
-from .drafters import AdaptiveDrafter, EagleDrafter
+from .drafters import AdaptiveDrafter
 from .guard import Guard
+from .head_drafters import EagleDrafter
 from .messages import PREFILL_CHUNK, Draft, Forward, Prompt, Reply, Run, next_chunk
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Kind, Logprobs, Round

@@ -14,10 +14,12 @@ from .cache import Sequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
 from .draft_head import DraftHead
-from .drafters import AdaptiveDrafter, EagleDrafter, ModelDrafter, make_drafter
+from .drafters import AdaptiveDrafter, make_drafter
 from .eagle_head import EagleHead
 from .guard import Guard
+from .head_drafters import EagleDrafter
 from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run, Runner
+from .model_drafters import ModelDrafter
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Invariance, TargetProfile
