@@ -1,7 +1,7 @@
 """How an option is declared, parsed and checked, for command line, page, API and saved runs."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
 
@@ -71,20 +71,63 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         raise InvalidOption(name, first["input"], _expected(first, name)) from None
 
 
-def sentence(error: ValidationError) -> str:
-    """The first finding of a pydantic error as one sentence about its field."""
-    first = error.errors()[0]
-    place = " ".join(".".join(map(str, first["loc"])).split()) or "the request"
-    if first["type"] == "missing":
-        return f"{place} is missing."
-    return f"{place} is {shown(first['input'])}; {_expected(first, place)}."
-
-
 def _expected(finding: ErrorDetails, place: str) -> str:
     if finding["type"] == "unexpected_keyword_argument":
         return "there is no such option"
     reason = finding["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     return f"{reason}, or auto" if place == "draft_tokens" else reason
+
+
+CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+TYPES = {
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+    "list_type": "a list",
+    "tuple_type": "a string or a list",
+}
+
+
+def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadInput:
+    """The first of pydantic's `findings`, at its innermost place, as one sentence. Where a value of
+    the JSON `body` may be one of several kinds, the sentence names them all."""
+    for finding in findings:
+        if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
+            return cause
+    places = [_place(finding, body) for finding in findings]
+    place = max((other for other in places if other[:1] == places[0][:1]), key=len)
+    here = [finding for finding, other in zip(findings, places, strict=True) if other == place]
+    here = [finding for finding in here if not finding["type"].endswith("_type")] or here
+    kind, name = here[0]["type"], " ".join(".".join(place)[:100].split()) or "The body"
+    wanted = (
+        TYPES.get(finding["type"]) or finding["msg"].partition("Input should be ")[2]
+        for finding in here
+    )
+    if kind == "missing":
+        message = f"{name} is missing."
+    elif kind == "extra_forbidden":
+        message = f"{name} is not known; leave it out."
+    else:
+        kinds = " or ".join(filter(None, wanted))
+        reason = here[0]["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+        reason = f"it must be {kinds}" if kinds else reason
+        message = f"{name} is {shown(here[0]['input'])}; {reason}."
+    return BadInput(message, place[0][:100] if place else None, CODES.get(kind))
+
+
+def _place(finding: ErrorDetails, value: Any) -> list[str]:
+    """The keys to a finding's value in a body; pydantic puts names of types between them."""
+    if value is None:
+        return [str(part) for part in finding["loc"]]
+    place = []
+    for part in finding["loc"]:
+        known = isinstance(value, dict) and part in value
+        known |= isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if known:
+            place.append(str(part))
+            value = value[part]
+    missing = finding["loc"][-1:] if finding["type"] == "missing" else ()
+    return [*place, *map(str, missing)]
 
 
 LONGEST_SHOWN = 100  # characters of a value in a message

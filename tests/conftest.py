@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +164,32 @@ def session(tiny_llama_pair):
     from specdemo.runs.session import Session
 
     with Session(tiny_llama_pair) as opened:
+        yield opened
+
+
+MARKERS = "<|end|> <tool_call> </tool_call> [TOOL_CALLS] <|python_tag|>".split()
+
+
+@pytest.fixture(scope="session")
+def marked_session(tiny_llama_pair, tmp_path_factory):
+    """A session of the Llama-shaped pair, whose tokenizer has MARKERS in place of control
+    characters; the first of them ends an answer."""
+    from specdemo.runs.session import Session
+
+    content = json.loads(tiny_llama_pair.tokenizer.json)
+    vocabulary = content["model"]["vocab"]
+    ids = [vocabulary.pop(chr(0x101 + number)) for number in range(len(MARKERS))]
+    vocabulary |= zip(MARKERS, ids, strict=True)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] = [
+        {"id": id, "content": text, "special": "tool_call>" not in text, **flags}
+        for text, id in sorted(vocabulary.items(), key=itemgetter(1))
+        if text in MARKERS
+    ]
+    path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    own = {"tokenizer": Tokenizer(path), "stop_ids": frozenset(ids[:1]), "context_limit": 4096}
+    with Session(replace(tiny_llama_pair, **own), background=False) as opened:
         yield opened
 
 

@@ -252,12 +252,12 @@ def page_application(service, offer=None, arrival=None, *, key: str | None = Non
 
 
 @contextlib.contextmanager
-def page_server(service, offer=None, arrival=None, *, key: str | None = None):
-    """The URL of a running page for a service."""
+def page_server(service, offer=None, arrival=None, *, application=None):
+    """The URL of a running page for a service; `application` replaces its `page_application`."""
     from specdemo.serving.request_guard import Server
     from specdemo.ui.web_app import finish
 
-    app, guard = page_application(service, offer, arrival, key=key)
+    app, guard = application or page_application(service, offer, arrival)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}
     server = Server(app, guard, 1, **ends)
     server.config.timeout_graceful_shutdown = 1

@@ -8,21 +8,19 @@ import dataclasses
 import json
 import subprocess
 import sys
-import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 from fakes import FakeSession, until
 from pydantic import BaseModel
 
 import specdemo
-from specdemo import api
-from specdemo.api import Message, Options, Pipeline
+from specdemo.api import ChatTokenizer, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
-from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
@@ -43,11 +41,8 @@ def test_an_answer_has_text_tokens_with_origin_and_figures():
     assert answer.tokens[1].source == "model"
     assert (answer.acceptance_rate, answer.finish_reason) == (0.5, "length")
     assert answer.tokens_per_second == pytest.approx(100)
-
-
-def test_the_text_of_an_answer_is_escaped_in_a_notebook():
     shown = Pipeline(FakeSession()).generate("a <script>alert(1)</script> &amp;")._repr_html_()
-    assert "<script" not in shown and "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
+    assert "<script" not in shown and "&lt;script&gt;alert(1)&lt;/script&gt; " in shown
     assert "&amp;amp;" in shown
 
 
@@ -143,13 +138,10 @@ TURNS = [Message("system", "Be brief."), Message("user", "one two")]
 def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(prompt, prompts):
     session = FakeSession()
     answers = Pipeline(session).generate(prompt)
+    assert session.prompts == (prompts if isinstance(answers, list) else [prompts])
     if isinstance(answers, list):
-        assert [answer.text for answer in answers] == [
-            Pipeline(FakeSession()).generate(item).text for item in prompt
-        ]
-        assert session.prompts == prompts
-    else:
-        assert session.prompts == [prompts]
+        texts = [Pipeline(FakeSession()).generate(item).text for item in prompt]
+        assert [answer.text for answer in answers] == texts
 
 
 @pytest.mark.parametrize(
@@ -182,11 +174,13 @@ def test_wrong_prompts_are_named(prompt, message):
 
 def test_only_generate_takes_several_prompts():
     pipeline = Pipeline(FakeSession())
-    for method in (pipeline.stream, pipeline.race):
+
+    def streamed(prompt):
+        return asyncio.run(anext(pipeline.astream(prompt)))
+
+    for method in (pipeline.stream, pipeline.race, streamed):
         with pytest.raises(BadInput, match="The prompt is a list of prompts; only generate"):
             method(["one", "two"])
-    with pytest.raises(BadInput, match="The prompt is a list of prompts; only generate"):
-        asyncio.run(anext(pipeline.astream(["one", "two"])))
 
 
 def test_answers_of_a_batch_run_together_and_one_failure_ends_them():
@@ -211,45 +205,24 @@ def test_pieces_are_streamed_to_asyncio_and_errors_arrive():
         asyncio.run(collected(Pipeline(session).astream("one", beams=4)))
 
 
-def test_cancelling_a_task_or_closing_an_iterator_ends_its_answer():
+def test_streams_run_at_once_and_end_when_their_task_is_cancelled_or_they_are_closed():
     session = FakeSession(["word "], delay=0.01)
     pipeline = Pipeline(session)
 
-    async def cancelled() -> None:
-        task = asyncio.create_task(collected(pipeline.astream("one", max_new_tokens=4000)))
-        while not session.rounds_made:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    async def leave() -> None:
+        streams = [pipeline.astream(f"{number}", max_new_tokens=4000) for number in range(8)]
+        tasks = [asyncio.create_task(collected(stream)) for stream in streams[:7]]
+        async with aclosing(streams[7]) as pieces:
+            while session.active < 8:
+                assert await anext(pieces) == "word "
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended)
 
-    async def closed() -> None:
-        async with aclosing(pipeline.astream("one", max_new_tokens=4000)) as pieces:
-            assert await anext(pieces) == "word "
-
-    for ending in (cancelled, closed):
-        asyncio.run(ending())
-        until(lambda: session.active == 0)
-        assert session.rounds_made < 4000
-
-
-def test_several_answers_are_streamed_to_asyncio_at_once():
-    session = FakeSession(["word "], delay=0.01)
-    together = threading.Event()
-
-    async def counted(pieces) -> int:
-        count = 0
-        async for _ in pieces:
-            count += 1
-            if session.active == 8:
-                together.set()
-        return count
-
-    async def answers() -> list[int]:
-        pieces = [Pipeline(session).astream(f"{number}", max_new_tokens=9) for number in range(8)]
-        return await asyncio.gather(*map(counted, pieces))
-
-    assert asyncio.run(answers()) == [9] * 8 and together.is_set()
+    asyncio.run(asyncio.wait_for(leave(), 30))
+    until(lambda: session.active == 0)
+    assert session.rounds_made < 4000
 
 
 def plain(hint: object) -> object:
@@ -286,54 +259,48 @@ def test_unusable_options_are_named():
         specdemo.load(assistant_model="x")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_session, temperature):
-    prompts = [
-        "Name three colours.",
-        [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Why is ice cold?"},
-        ],
-        "Write def add(a, b) in Python.",
-    ]
-    options = Options(max_new_tokens=24, temperature=temperature, seed=5, stop="zzz")
-    pipeline = Pipeline(embedded_session)
+def test_answers_of_a_batch_have_the_tokens_of_those_alone(session, temperature):
+    pipeline = Pipeline(session)
+    prompts = ["Name three colours.", CHAT, "def add(a, b):"]
     prompts.append(pipeline.tokenizer.apply_chat_template("Count to five."))
+    options = Options(max_new_tokens=120, temperature=temperature, seed=5, stop="zzz")
     alone = [pipeline.generate(prompt, **options) for prompt in prompts]
     together = pipeline.generate(prompts, **options)
     assert max(answer.trace.shared_with for answer in together) == len(prompts) - 1
-    for one, other in zip(alone, together, strict=True):
-        assert one.text and one.text == other.text
-        assert one.trace.token_ids == other.trace.token_ids
+    for single, other in zip(alone, together, strict=True):
+        assert single.text and single.text == other.text
+        assert single.trace.token_ids == other.trace.token_ids
 
 
-@pytest.mark.slow
-def test_the_tokenizer_encodes_decodes_and_makes_prompts(tiny_chat):
-    with Pipeline(Session(tiny_chat)) as pair:
-        tokenizer = pair.tokenizer
-        ids = tokenizer.encode("one <|im_end|> two")
-        assert tokenizer.decode(ids) == "one <|im_end|> two"
-        assert len(tokenizer.encode("<|im_end|>", special=True)) == 1
-        prompt = tokenizer.apply_chat_template(CHAT)
-        assert prompt == tokenizer.apply_chat_template(TURNS)
-        assert "Be brief." in tokenizer.decode(prompt, special=True)
-        chat = [*CHAT, {"role": "assistant", "content": "three"}]
-        continued = tokenizer.apply_chat_template(chat, continue_final_message=True)
-        assert tokenizer.decode(continued, special=True).endswith("three")
-        with pytest.raises(BadInput, match="The last message is the assistant's"):
-            tokenizer.apply_chat_template(chat)
-        answer = pair.generate(prompt, max_new_tokens=8)
-        assert answer.trace.token_ids == pair.generate(CHAT, max_new_tokens=8).trace.token_ids
+def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
+    tokenizer = ChatTokenizer(embedded_pair)
+    ids = tokenizer.encode("one <|im_end|> two")
+    assert tokenizer.decode(ids) == "one <|im_end|> two"
+    assert len(tokenizer.encode("<|im_end|>", special=True)) == 1
+    prompt = tokenizer.apply_chat_template(CHAT)
+    assert prompt == tokenizer.apply_chat_template(TURNS)
+    assert "Be brief." in tokenizer.decode(prompt, special=True)
+    chat = [*CHAT, {"role": "assistant", "content": "three"}]
+    continued = tokenizer.apply_chat_template(chat, continue_final_message=True)
+    assert tokenizer.decode(continued, special=True).endswith("three")
+    with pytest.raises(BadInput, match="The last message is the assistant's"):
+        tokenizer.apply_chat_template(chat)
 
 
-@pytest.mark.slow
-def test_the_notebook_runs(embedded_session, monkeypatch, capsys):
-    monkeypatch.setattr(api, "compiled_session", lambda *_, **__: embedded_session)
-    monkeypatch.setattr(Pipeline, "close", lambda pipeline: None)  # other tests go on with it
+def test_a_conversation_is_asked_as_its_prompt_of_token_ids(session):
+    pipeline = Pipeline(session)
+    prompts = CHAT, TURNS, pipeline.tokenizer.apply_chat_template(CHAT)
+    first, *others = (pipeline.generate(prompt, max_new_tokens=8) for prompt in prompts)
+    assert [other.trace.token_ids for other in others] == [first.trace.token_ids] * 2
+
+
+def test_the_notebook_runs(session, monkeypatch, capsys):
+    pipeline = Pipeline(session)
+    monkeypatch.setattr(pipeline, "close", Mock())
+    monkeypatch.setattr("specdemo.api.load", lambda pair: pipeline)
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     # A notebook takes `await` outside of functions.
-    compiled = compile(code, "cells", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    asyncio.run(eval(compiled, {}))
-    assert "identical: True" in capsys.readouterr().out
+    asyncio.run(eval(compile(code, "cells", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {}))
+    assert "identical: True" in capsys.readouterr().out and pipeline.close.called

@@ -1,6 +1,6 @@
 """Anything as a saved run, a link, a body or a GGUF header: it is read, or refused in a sentence.
 
-Each property has 200 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
+Each property has 100 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specdemo.text.templates import Template, chat_template
 from specdemo.ui import offers, routes
 from specdemo.ui.routes import PageGuard
 
-EXAMPLES, SECONDS = 200, float(os.environ.get("FUZZ_SECONDS", 0))
+EXAMPLES, SECONDS = 100, float(os.environ.get("FUZZ_SECONDS", 0))
 
 
 def fuzz(*strategies):
@@ -148,10 +148,10 @@ def test_a_body_of_the_page_becomes_plain_values_or_is_refused_in_a_sentence(pat
     except (BadInput, HTTPException) as error:
         assert 10 < len(str(error)) < 400
         return
-    lists = [one for one in read.values() if isinstance(one, list)]
-    values = [*read.values(), *(one for items in lists for one in items)]
-    assert not any(isinstance(one, dict) for one in values)
-    assert [name for name, one in read.items() if isinstance(one, list)] in ([], ["data"])
+    lists = [item for item in read.values() if isinstance(item, list)]
+    values = [*read.values(), *(item for items in lists for item in items)]
+    assert not any(isinstance(item, dict) for item in values)
+    assert [name for name, item in read.items() if isinstance(item, list)] in ([], ["data"])
 
 
 def test_a_saved_run_of_the_first_versions_still_opens():
@@ -185,7 +185,7 @@ def checkpoint_folder() -> tuple[tempfile.TemporaryDirectory, dict[str, dict]]:
     names = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     families["eagle3"] = sizes | own | layers | names | {"draft_vocab_size": 3}
     more = {"intermediate_size": 64, "eos_token_id": [1, 2], "max_position_embeddings": 64}
-    return folder, {kind: {"model_type": kind, **one, **more} for kind, one in families.items()}
+    return folder, {kind: {"model_type": kind, **item, **more} for kind, item in families.items()}
 
 
 NUMBERS = [0, -1, 10**7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")]
@@ -198,8 +198,8 @@ def changed(base: dict, changes: list[tuple[int, object]]) -> dict:
     """`base` with the values at these places changed, also those in its dicts."""
     data = json.loads(json.dumps(base))
     places = list(paths(data))
-    for at, value in changes:
-        *path, key = places[at % len(places)]
+    for place, value in changes:
+        *path, key = places[place % len(places)]
         with suppress(KeyError, TypeError, IndexError):  # an earlier change took it away
             reduce(getitem, path, data)[key] = deepcopy(value)
             if value == "deleted":
@@ -288,7 +288,7 @@ def packed(value: object, kind: type) -> bytes:
     """A value of a GGUF file's metadata, without its type. Raises struct.error, AttributeError."""
     if kind is list:
         inner = type(value[0]) if value else int
-        items = b"".join(packed(one, inner) for one in value)
+        items = b"".join(packed(item, inner) for item in value)
         return struct.pack("<IQ", KINDS[inner][0], len(value)) + items
     if kind is str:
         return struct.pack("<Q", len(value.encode())) + value.encode()
@@ -324,8 +324,8 @@ def read_gguf(path: Path) -> None:
 def test_a_gguf_header_with_any_bytes_changed_is_read_or_refused_in_a_sentence(changes):
     folder, content = gguf_folder()
     data = bytearray(content)
-    for at, value in changes:
-        data[at] = value
+    for place, value in changes:
+        data[place] = value
     path = Path(folder.name, "changed.gguf")
     path.write_bytes(data)
     read_gguf(path)

@@ -41,22 +41,39 @@ async def length(request):
     return PlainTextResponse(str(len(await request.body())))
 
 
-def ask(guard: RequestGuard, method: str = "GET", url: str = "http://127.0.0.1:8000/", **sent):
+URL = "http://127.0.0.1:8000/"
+
+
+def ask(guard: RequestGuard, method: str = "GET", url: str = URL, **sent):
     """The response of an application that says the length of what it was sent."""
+    transport = httpx.ASGITransport(app_of(guard, length))
 
     async def send():
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app_of(guard, length))
-        ) as client:
+        async with httpx.AsyncClient(transport=transport) as client:
             return await client.request(method, url, **sent)
 
     return asyncio.run(send())
 
 
-URL = "http://127.0.0.1:8000/"
+def statuses(app: Starlette, addresses: list[str], go_on: asyncio.Event, body=None) -> list[int]:
+    """Of requests from these addresses, with the content that `body` makes; `go_on` is set when all
+    are at work."""
+
+    async def send():
+        tasks = []
+        for address in addresses:
+            client = httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)))
+            sent = {"headers": JSON, "content": body()} if body else {}
+            sending = client.request("POST" if body else "GET", URL, **sent)
+            tasks.append(asyncio.create_task(sending))
+            await asyncio.sleep(0.02)
+        go_on.set()
+        return [response.status_code for response in await asyncio.gather(*tasks)]
+
+    return asyncio.run(send())
 
 
-def said(response: httpx.Response) -> str:
+def message_of(response: httpx.Response) -> str:
     return response.json()["error"]["message"]
 
 
@@ -71,7 +88,7 @@ def test_a_server_answers_to_its_own_names_and_to_addresses_only(monkeypatch, ho
     monkeypatch.setenv("SPACE_HOST", "somebody-demo.hf.space")
     response = ask(RequestGuard(["demo.example"]), headers={"Host": host})
     assert response.status_code == (200 if host in OWN else 403)
-    assert host in OWN or "--allowed-host" in said(response)
+    assert host in OWN or "--allowed-host" in message_of(response)
 
 
 FRIENDS = ["http://localhost:8000", "https://friend.example", "https://demo.example"]
@@ -99,73 +116,44 @@ def test_pages_of_other_sites_may_not_ask_unless_they_are_allowed(origin):
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_what_a_form_of_another_site_can_send_is_not_read(kind):
     response = ask(RequestGuard(), "POST", headers={"Content-Type": kind}, content="{}")
-    assert response.status_code == 415 and "application/json" in said(response)
+    assert response.status_code == 415 and "application/json" in message_of(response)
 
 
 def test_without_the_key_no_body_is_read():
-    guard, received = RequestGuard(key="s3cret"), []
+    pieces = []
 
-    async def send():
-        async def receive():
-            received.append("a piece")
-            return {"type": "http.request", "body": b"{}", "more_body": False}
+    async def body():
+        pieces.append(b"{}")
+        yield pieces[-1]
 
-        async def answer(message):
-            received.append(message.get("status"))
-
-        headers = [(b"host", b"localhost"), (b"content-length", b"2")]
-        headers += [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-        scope |= {"client": None, "query_string": b"", "extensions": {}}
-        await app_of(guard, length)(scope, receive, answer)
-
-    asyncio.run(send())
-    assert received[0] == 401 and "a piece" not in received
+    response = ask(RequestGuard(key="s3cret"), "POST", headers=JSON, content=body())
+    assert response.status_code == 401 and not pieces
 
 
 def test_one_network_cannot_hold_every_connection():
-    guard = RequestGuard()
+    guard, go_on = RequestGuard(), asyncio.Event()
     guard.most_of_network = 2
-    held = asyncio.Event()
 
-    async def hold(request):
-        await held.wait()
+    async def wait(request):
+        await go_on.wait()
         return PlainTextResponse("")
 
-    async def send():
-        app = app_of(guard, hold)
-        clients = [("192.0.2.7", 1)] * 3 + [("192.0.2.8", 1), ("127.0.0.1", 1)]
-        asked = []
-        for client in clients:
-            transport = httpx.ASGITransport(app, client=client)
-            asked.append(asyncio.create_task(httpx.AsyncClient(transport=transport).get(URL)))
-            await asyncio.sleep(0.05)
-        held.set()
-        return [one.status_code for one in await asyncio.gather(*asked)]
-
-    assert asyncio.run(send()) == [200, 200, 429, 200, 200]
+    addresses = ["192.0.2.7"] * 3 + ["192.0.2.8", "127.0.0.1"]
+    expected = [200, 200, 429, 200, 200]
+    assert statuses(app_of(guard, wait), addresses, go_on) == expected
     assert not guard._of_network
 
 
-def test_bodies_that_never_end_hold_little_memory(monkeypatch):
+def test_bodies_that_never_end_take_little_memory(monkeypatch):
     monkeypatch.setattr(request_guard, "MAX_UNREAD", 10_000)
-    guard, held = RequestGuard(), asyncio.Event()
+    guard, go_on = RequestGuard(), asyncio.Event()
 
     async def endless():
         yield b"x" * 6_000
-        await held.wait()
+        await go_on.wait()
 
-    async def send():
-        asked = []
-        for client in (("192.0.2.7", 1), ("192.0.2.7", 2), ("192.0.2.8", 1)):
-            transport = httpx.ASGITransport(app_of(guard, length), client=client)
-            post = httpx.AsyncClient(transport=transport).post
-            asked.append(asyncio.create_task(post(URL, headers=JSON, content=endless())))
-            await asyncio.sleep(0.05)
-        held.set()
-        return [one.status_code for one in await asyncio.gather(*asked)]
-
-    assert asyncio.run(send()) == [400, 429, 400]
+    app, addresses = app_of(guard, length), ["192.0.2.7", "192.0.2.7", "192.0.2.8"]
+    assert statuses(app, addresses, go_on, endless) == [400, 429, 400]
     assert not guard._unread
 
 
@@ -192,7 +180,7 @@ def test_a_body_over_the_limit_is_refused_whether_its_length_was_told_or_not(dec
 
     content = b"x" * 5_000_000 if declared else pieces()
     response = ask(RequestGuard(), "POST", headers=JSON, content=content)
-    assert response.status_code == 413 and "4,000,000 bytes" in said(response)
+    assert response.status_code == 413 and "4,000,000 bytes" in message_of(response)
     assert (
         ask(RequestGuard(), "POST", headers=JSON, content=b"1" + b" " * 3_999_998).text == "3999999"
     )
@@ -283,7 +271,7 @@ def test_a_second_signal_ends_a_server_at_once(serving):
     guard.open = 1  # somebody never comes to an end
     server, thread, _ = serving(guard=guard, drain=10_000)
     server.handle_exit(signal.SIGINT, None)
-    thread.join(0.5)
+    thread.join(0.2)
     assert thread.is_alive()
     server.handle_exit(signal.SIGINT, None)
     thread.join(30)
@@ -295,31 +283,32 @@ def test_a_second_signal_ends_a_server_at_once(serving):
 
 @pytest.fixture(scope="module")
 def application():
-    """A page that does not run, and its guard."""
-    return page_application(Service(EMBEDDED, lambda pair, report: FakeSession()))
+    """A page and its guard. The figures need the key s3cret."""
+    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    service.start()
+    list(service.states(EMBEDDED))
+    return page_application(service, key="s3cret"), service
 
 
 @pytest.fixture(scope="module")
-def page():
-    """The URL of a page. Its figures need the key s3cret."""
-    service = Service(EMBEDDED, lambda pair, report: FakeSession())
-    service.start()
-    with page_server(service, key="s3cret") as url:
-        list(service.states(EMBEDDED))
+def page(application):
+    """The URL of the page."""
+    built, service = application
+    with page_server(service, application=built) as url:
         yield url
 
 
 def routes_of(app, prefix: str = "") -> set[tuple[str, str]]:
     """(method, path) of every route of an application and of its parts; "{}" for a parameter."""
-    found = set()
+    pairs = set()
     for route in app.routes:
         part = getattr(route, "original_router", None) or getattr(route, "app", None)
         path = prefix + re.sub("{.*?}", "{}", getattr(route, "path", ""))
         if hasattr(part, "routes"):
-            found |= routes_of(part, path.rstrip("/"))
+            pairs |= routes_of(part, path.rstrip("/"))
         for method in getattr(route, "methods", None) or ():
-            found.add((method.replace("HEAD", "GET"), path))
-    return found
+            pairs.add((method.replace("HEAD", "GET"), path))
+    return pairs
 
 
 NAMED = {*product(["GET"], routes.READS), *product(["POST"], routes.CALLS)}
@@ -327,7 +316,7 @@ OPEN = {(method, re.sub("{.*?}", "{}", path)) for method, path in NAMED}
 
 
 def test_each_route_of_gradio_is_named_or_refused(application):
-    app, guard = application
+    (app, guard), _ = application
     there = routes_of(app)
     assert len(there) > 60 and len(there & OPEN) > 15
     for method, path in there - OPEN:
@@ -378,13 +367,13 @@ WRONG_CALLS = [
 def test_a_wrong_call_of_gradios_routes_is_refused_in_a_sentence(page, capfd, path, body, status):
     response = httpx.post(f"{page}/gradio_api/{path}", json=body)
     assert response.status_code == status, response.text
-    told = response.json()
-    sentence = told.get("detail") or told["error"]["message"]
+    error = response.json()
+    sentence = error.get("detail") or error["error"]["message"]
     assert sentence.endswith(".") and "Traceback" not in capfd.readouterr().err
 
 
 def test_gradio_gets_the_fields_that_were_checked_and_no_others(application):
-    app, guard = application
+    (app, guard), _ = application
     functions = app.routes[-1].app.get_blocks().fns
     number = next(number for number, one in functions.items() if one.api_name == "_loading")
     event = {**EVENT, "fn_index": number, "trigger_id": None}
@@ -409,7 +398,7 @@ BAD_JSON = [
 @pytest.mark.parametrize("body", BAD_JSON)
 def test_what_is_no_json_of_unicode_and_numbers_is_refused(page, body):
     response = httpx.post(f"{page}/gradio_api/call/generate", content=body, headers=JSON)
-    assert response.status_code == 400 and said(response)
+    assert response.status_code == 400 and message_of(response)
 
 
 @pytest.mark.parametrize(
@@ -438,8 +427,8 @@ def test_nobody_makes_the_page_give_others_another_address(page):
     url = f"{page}/gradio_api/info"
     false = {"Host": "192.0.2.66", "X-Forwarded-Host": "evil.example", "X-Gradio-Server": "evil"}
     httpx.get(url, headers=false)
-    told = httpx.get(url).text
-    assert page in told and "192.0.2.66" not in told and "evil" not in told
+    text = httpx.get(url).text
+    assert page in text and "192.0.2.66" not in text and "evil" not in text
     assert "evil" not in httpx.get(f"{page}/config", headers=false).text
 
 
@@ -462,7 +451,7 @@ def test_nothing_can_be_uploaded(page):
 )
 def test_a_wrong_call_of_the_scripts_routes_is_refused_in_a_sentence(page, path, body):
     response = httpx.post(f"{page}/{path}", json=body)
-    assert response.status_code == 400 and said(response).endswith(".")
+    assert response.status_code == 400 and message_of(response).endswith(".")
 
 
 def test_the_files_of_the_page_are_kept_by_browsers_and_others_are_not_there(page):

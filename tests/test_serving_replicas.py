@@ -66,7 +66,9 @@ class Handle:
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
         figures = {"metrics": Metrics().text().decode(), "model": {"id": "t"}}
-        self.told = [{"replica": f"r{at}", "in_flight": at, **figures} for at in range(replicas)]
+        self.reports = [
+            {"replica": f"r{number}", "in_flight": number, **figures} for number in range(replicas)
+        ]
         self.answer = self
         self.backend = ReplicaBackend(self, Died, Full, (Nowhere,))
 
@@ -81,7 +83,7 @@ class Handle:
         return self
 
     async def results_async(self, **_):
-        return [*self.told, Died()]
+        return [*self.reports, Died()]
 
 
 def events(handle: Handle, most: int = 100) -> list:
@@ -89,12 +91,12 @@ def events(handle: Handle, most: int = 100) -> list:
 
     async def collect():
         async with aclosing(handle.backend.answer(ASKED)) as coming:
-            found = []
+            received = []
             async for event in coming:
-                found.append(event)
-                if len(found) == most:
+                received.append(event)
+                if len(received) == most:
                     break
-            return found
+            return received
 
     return asyncio.run(collect())
 
@@ -163,15 +165,15 @@ def test_without_a_replica_there_is_no_model_to_describe():
 
 def serve(capsys, *arguments: str) -> tuple[int, str]:
     code = cli.main(["serve", "--pair", "embedded", *arguments])
-    said = capsys.readouterr().err.strip()
-    assert "\n" not in said, "one sentence"
-    return code, said
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message, "one sentence"
+    return code, message
 
 
 def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, said = serve(capsys)
-    assert code == 1 and "pip install -e .[serve]" in said and "--no-ray" in said
+    code, message = serve(capsys)
+    assert code == 1 and "pip install -e .[serve]" in message and "--no-ray" in message
 
 
 @pytest.mark.parametrize(
@@ -187,12 +189,12 @@ def test_options_of_the_command_that_cannot_be_used_are_named(
     capsys, monkeypatch, arguments, named
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    code, said = serve(capsys, *arguments)
-    assert code == 2 and named in said
+    code, message = serve(capsys, *arguments)
+    assert code == 2 and named in message
 
 
 def test_a_port_in_use_is_named(capsys):
     with bound_socket("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        code, said = serve(capsys, "--no-ray", "--port", port)
-    assert code == 2 and f"--port {port}" in said
+        code, message = serve(capsys, "--no-ray", "--port", port)
+    assert code == 2 and f"--port {port}" in message

@@ -9,24 +9,18 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import jsonschema
 import numpy as np
-import openai
 import pytest
-from fakes import served, until
+from fakes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from specdemo.engine.request import NextToken
 from specdemo.errors import BadInput
-from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.text.grammar import Grammars
-from specdemo.text.templates import Message, Template
-from specdemo.text.tools import FunctionCall
 
 FILE = Path(__file__).parent / "data" / "schemas.jsonl"
 SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
@@ -41,11 +35,6 @@ PERSON = {
 @pytest.fixture(scope="module")
 def grammars(embedded_pair) -> Grammars:
     return Grammars(embedded_pair.tokenizer, embedded_pair.stop_ids)
-
-
-@pytest.fixture(scope="module")
-def session(embedded_session) -> Session:
-    return embedded_session
 
 
 def is_valid(answer: str, schema: dict) -> bool:
@@ -78,7 +67,7 @@ def test_a_known_schema_waits_for_none_and_a_short_one_for_one_longer(grammars, 
     known, order = grammars.compiled('{"type": "null"}'), []
 
     def compiled(properties: int) -> None:
-        names = {f"p{at}": {} for at in range(properties)}
+        names = {f"p{number}": {} for number in range(properties)}
         grammars.compiled(json.dumps({"properties": names}))
         order.append(properties)
 
@@ -165,7 +154,7 @@ def test_a_schema_that_cannot_be_used_is_refused_by_keyword_or_place(grammars, s
 )
 def test_a_model_that_only_writes_digits_comes_to_an_end(grammars, embedded_pair, schema, begins):
     tokenizer, stop = embedded_pair.tokenizer, min(embedded_pair.stop_ids)
-    digit = {tokenizer.token_id(one) for one in "0123456789"}
+    digit = {tokenizer.token_id(character) for character in "0123456789"}
     schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     place = grammars.compiled(json.dumps({**schema, "additionalProperties": False}))()
     ids = tokenizer.encode('{"x": ' + begins)
@@ -196,7 +185,7 @@ def test_a_text_may_hold_any_number_of_digits(grammars, embedded_pair):
 @pytest.mark.parametrize(
     "schema",
     [
-        *({"type": "string", "format": one} for one in "path byte regex json-pointer x".split()),
+        *({"type": "string", "format": name} for name in "path byte regex json-pointer x".split()),
         {"type": "object", "properties": {"format": {"const": "path"}, "uniqueItems": {}}},
         {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b"]}},
         {"type": "integer", "format": "int64"},
@@ -208,145 +197,25 @@ def test_annotations_and_unique_items_restrict_nothing(grammars, schema):
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
-def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampling):
+def test_an_answer_is_that_of_constrained_autoregressive_decoding(marked_session, sampling):
+    session = marked_session
     for schema in (PERSON, SCHEMAS[3]):
-        asked = Settings(max_new_tokens=32, json_schema=json.dumps(schema), **sampling)
+        options = Settings(80, draft_tokens=8, json_schema=json.dumps(schema), **sampling)
         question = "Describe a person as JSON."
-        *_, trace = session.answer(question, asked)
-        *_, autoregressive = session.answer(question, replace(asked, drafter="none"))
+        *_, trace = session.answer(question, options)
+        *_, autoregressive = session.answer(question, replace(options, drafter="none"))
         assert trace.token_ids == autoregressive.token_ids
         assert trace.finish_reason == "length" or is_valid(trace.text, schema)
-        forced = [one for r in trace.rounds for one in r.drafted if one.source == "grammar"]
-        assert forced and all(one.accepted or one.target_probability is None for one in forced)
-
-
-def test_the_next_tokens_distribution_is_that_of_allowed_tokens(session, embedded_pair):
-    asked = Settings(temperature=1.0, json_schema=json.dumps(PERSON))
-    ids = tuple(embedded_pair.tokenizer.encode('{"name": "Ann", "likes": "'))
-    likely = session.result_of(NextToken, "Who?", asked, ids)
-    texts = {embedded_pair.tokenizer.decode([id]) for id in likely.ids}
-    assert texts and all("tea".startswith(one) or "coffee".startswith(one) for one in texts)
-
-
-# The API, with OpenAI's client
-
-
-class Drink(BaseModel):
-    """Orders a drink."""
-
-    name: Literal["tea", "coffee"]
-    hot: bool
-
-
-HERMES = (
-    "{% if tools %}<|im_start|>system\nTools:"
-    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}"
-    "\nCall one as <tool_call>\n{...}\n</tool_call><|im_end|>\n{% endif %}"
-    "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}"
-    "{% for call in one.tool_calls %}<tool_call>\n{{ call.function.arguments | tojson }}\n"
-    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
-TOOLS = [openai.pydantic_function_tool(Drink)]
-ASKED = {"model": "embedded", "messages": [{"role": "user", "content": "Coffee, please."}]}
-
-
-@pytest.fixture(scope="module")
-def client(session, embedded_pair):
-    loaded = replace(embedded_pair, template=Template("hermes", HERMES))
-    with served(session, loaded) as server:
-        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
-def test_parse_gives_a_pydantic_model(client):
-    done = client.chat.completions.parse(response_format=Drink, max_tokens=40, **ASKED)
-    assert isinstance(done.choices[0].message.parsed, Drink)
-    assert done.choices[0].finish_reason == "stop"
-
-
-def test_json_object_is_an_object_unless_its_length_ends_it(client):
-    done = client.chat.completions.create(
-        response_format={"type": "json_object"}, max_tokens=1, **ASKED
-    )
-    assert done.choices[0].message.content.startswith("{")
-    assert done.choices[0].finish_reason == "length"
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "Drink"}}]
-)
-def test_a_tool_is_called_and_its_result_answered(client, choice):
-    asked = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 60, **ASKED}
-    done = client.chat.completions.parse(tool_choice=choice, **asked).choices[0]
-    [call] = done.message.tool_calls
-    assert isinstance(call.function.parsed_arguments, Drink) and call.function.name == "Drink"
-    assert (done.finish_reason, done.message.content) == ("tool_calls", None)
-    with client.chat.completions.stream(tool_choice=choice, seed=1, **asked) as stream:
-        streamed = stream.get_final_completion().choices[0]
-    assert isinstance(streamed.message.tool_calls[0].function.parsed_arguments, Drink)
-    assert streamed.finish_reason == "tool_calls"
-    result = {"role": "tool", "tool_call_id": call.id, "content": "It is served."}
-    asked["messages"] = [*ASKED["messages"], done.message.model_dump(), result]
-    answer = client.chat.completions.create(tool_choice="none", **asked)
-    assert answer.choices[0].message.content
-
-
-def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(client):
-    schema = {"name": "drink", "schema": Drink.model_json_schema(), "strict": True}
-    kinds = [{}, {"response_format": {"type": "json_schema", "json_schema": schema}}]
-
-    def ask(more):
-        done = client.chat.completions.create(
-            temperature=0.9, seed=3, max_tokens=24, **more, **ASKED
+        forced = [token for r in trace.rounds for token in r.drafted if token.source == "grammar"]
+        assert forced and all(
+            token.accepted or token.target_probability is None for token in forced
         )
-        return done.choices[0].message.content
-
-    alone = [ask(more) for more in kinds]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(ask, kinds * 3)) == alone * 3
 
 
-JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
-BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not": {}}}}
-
-
-@pytest.mark.parametrize(
-    ("param", "words", "more"),
-    [
-        ("response_format", "unsupported keywords.*not", {"response_format": JSON}),
-        ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
-        ("response_format", "is not json_schema", {"response_format": JSON | {"type": "text"}}),
-        ("response_format", "is not json_s", {"response_format": JSON | {"type": "json_object"}}),
-        ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
-        (
-            "tool_choice",
-            "none of the tools",
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
-        ),
-    ],
-)
-def test_a_request_that_cannot_be_followed_is_refused_by_name(client, param, words, more):
-    with pytest.raises(openai.BadRequestError, match=words) as caught:
-        client.chat.completions.create(**more, **ASKED)
-    assert caught.value.param == param
-
-
-def test_nothing_in_tools_or_their_calls_becomes_a_special_token(embedded_pair):
-    tokenizer, template = embedded_pair.tokenizer, Template("hermes", HERMES)
-    found = []
-    for text in ("plain", "x<|im_end|>"):
-        tool = {"type": "function", "function": {"name": "sing", "description": text}}
-        turns = [
-            Message("user", "Sing."),
-            Message("assistant", "", (FunctionCall("sing", f'{{"a": "{text}"}}'),)),
-        ]
-        ids = template.render_chat(turns, tokenizer, [tool])
-        assert tokenizer.decode(ids).count(text) == 2
-        found.append(sum(id in tokenizer.special_ids for id in ids))
-    assert found[0] == found[1]
-
-
-def test_tools_are_refused_where_the_template_has_none(session, embedded_pair):
-    with served(session, embedded_pair) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-        with pytest.raises(openai.BadRequestError, match="leave out tools"):
-            client.chat.completions.create(tools=TOOLS, **ASKED)
+def test_the_next_tokens_distribution_is_that_of_allowed_tokens(marked_session):
+    tokenizer = marked_session.loaded.tokenizer
+    options = Settings(temperature=1.0, json_schema=json.dumps(PERSON))
+    ids = tuple(tokenizer.encode('{"name": "Ann", "likes": "'))
+    likely = marked_session.result_of(NextToken, "Who?", options, ids)
+    texts = {tokenizer.decode([id]) for id in likely.ids}
+    assert texts and all("tea".startswith(text) or "coffee".startswith(text) for text in texts)

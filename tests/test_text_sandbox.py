@@ -31,20 +31,14 @@ TOO_MUCH = [
     "{% set s = 'a' * 20000 %}{% for a in range(99999) %}{{ s }}{% endfor %}",
     "{% set b %}{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}",
     "{% set n = namespace(s='ab') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% set x = 'a' * 10**6 %}" + "{{ x }}" * 99,  # within the memory, but not of this size
     "{{ 'a' * 10**11 }}",
     "{{ 'a'.ljust(99999999999) }}",
-    "{{ 'a' | center(99999999999) }}",
     "{{ '{:99999999999}'.format(1) }}",
     "{{ '%99999999999d' % 1 }}",
-    "{{ '%99999999999d' | format(1) }}",
     "{{ messages | tojson(indent=10**10) }}",
-    "{{ [1] | slice(10**12) | list }}",
-    "{{ ('a\n' * 10**6) | indent(10**6) }}",
     "{{ ('a' * 10**5) | wordwrap(1) | wordwrap(1) | urlize }}",
     "{{ strftime_now('%Y' * 10**7) }}",
-    "{{ lipsum(n=10**9) }}",
     "{{ 2 ** (10**9) }}",
     "{{ raise_exception('a' * 10**10) }}",
 ]
@@ -61,11 +55,11 @@ REFUSED = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process():
-    made = TemplateProcess()
-    yield made
-    made._end()
+    shared = TemplateProcess()
+    yield shared
+    shared._end()
 
 
 @pytest.mark.parametrize("template", TOO_MUCH)
@@ -94,13 +88,13 @@ def test_the_shortest_request_is_rendered_first(process):
 
 
 def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it():
-    turns, begun = Turns(rest=3.0), time.monotonic()
+    turns, begun = Turns(rest=10.0), time.monotonic()
     with suppress(ValueError), turns.turn(9):
         time.sleep(0.05)
         raise ValueError
-    assert time.monotonic() - begun < 0.15, "who had the turn does not wait"
+    assert time.monotonic() - begun < 0.4, "who had the turn does not wait"
     with turns.turn(1):
-        assert time.monotonic() - begun >= 0.2
+        assert time.monotonic() - begun >= 0.5
 
 
 def children_seconds() -> float:
@@ -135,6 +129,7 @@ def test_templates_have_what_transformers_gives_them(process, template, text):
 
 def test_the_process_inherits_no_variables_and_no_signals(process, monkeypatch):
     monkeypatch.setenv("SPECDEMO_API_KEY", "secret")
+    process._end()
     process.render("", {})
     child = psutil.Process(process._process.pid)
     assert set(child.environ()) <= {*sandbox.KEPT_VARIABLES, "LC_CTYPE"}
@@ -143,15 +138,13 @@ def test_the_process_inherits_no_variables_and_no_signals(process, monkeypatch):
     assert process.render("{{ 1 }}", {}) == "1" and process._process.pid == child.pid
 
 
-def test_a_killed_process_is_replaced(process):
-    for _ in range(2):
-        assert process.render("{{ a }}", {"a": 1}) == "1"
-        process._process.kill()
-        process._process.wait()
-
-
-def test_an_interrupted_render_leaves_no_answer_for_the_next(process, monkeypatch):
-    process.render("", {})
+def test_a_process_that_is_killed_or_interrupted_leaves_no_answer_for_the_next(
+    process, monkeypatch
+):
+    assert process.render("{{ a }}", {"a": 1}) == "1"
+    process._process.kill()
+    process._process.wait()
+    assert process.render("{{ a }}", {"a": 2}) == "2"
     with monkeypatch.context() as patch:
         patch.setattr("specdemo.text.sandbox._read", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -161,17 +154,16 @@ def test_an_interrupted_render_leaves_no_answer_for_the_next(process, monkeypatc
 
 def test_threads_and_forks_get_their_own_answers():
     def rendered(number: int) -> bool:
-        if number % 8 == 0:
+        if number % 16 == 0:
             with pytest.raises(BadInput, match="too much"):
                 sandbox.render("{{ 'a' * 10**11 }}", {})
         return sandbox.render("{{ a }}", {"a": number}) == str(number)
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(rendered, range(100)))
+        assert all(pool.map(rendered, range(32)))
     with multiprocessing.get_context("fork").Pool(2) as forks:
-        assert forks.starmap(sandbox.render, [("{{ a }}", {"a": n}) for n in range(9)]) == [
-            str(n) for n in range(9)
-        ]
+        requests = [("{{ a }}", {"a": number}) for number in range(9)]
+        assert forks.starmap(sandbox.render, requests) == [str(number) for number in range(9)]
     assert rendered(1)
 
 
@@ -186,6 +178,7 @@ def test_the_process_ends_with_its_parent():
 
 
 def test_a_process_that_cannot_start_is_one_sentence(process, monkeypatch):
+    process._end()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(RequestFailed, match="renders chat templates cannot be started: .*nowhere"):
         process.render("", {})

@@ -13,7 +13,7 @@ from test_text_tokenizer import HOSTILE, spelled
 from tokenizers import AddedToken
 
 from specdemo.errors import BadInput, FetchError
-from specdemo.text.templates import Message, Template, chat_template
+from specdemo.text.templates import DOLLY, Message, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import FunctionCall
 
@@ -226,16 +226,32 @@ def test_a_continued_message_is_the_end_of_the_prompt(embedded_pair, text):
 
 
 @pytest.mark.parametrize(
-    ("jinja", "messages", "words"),
+    ("jinja", "messages", "continues", "words"),
     [
-        (CHATML.jinja, user("Write."), "ends with the assistant's text"),
-        ("{{ messages[0].content }}", user("Write.", "Once"), "changes the last message"),
-        ("{{ messages[0].content }}{{ messages[1].content | upper }}", user("W", "o"), "changes"),
+        (CHATML.jinja, user("Write."), True, "ends with the assistant's text"),
+        ("{{ messages[0].content }}", user("Write.", "Once"), True, "changes the last message"),
+        (
+            "{{ messages[0].content }}{{ messages[1].content | upper }}",
+            user("W", "o"),
+            True,
+            "chan",
+        ),
+        ("{{ raise_exception('no system') }}", CONVERSATIONS["system"], False, "no system"),
+        ("{{ messages[-1].content }}", CONVERSATIONS["system"], False, "leaves out the system mes"),
     ],
 )
-def test_a_message_that_cannot_be_continued_is_refused(tokenizer, jinja, messages, words):
+def test_a_message_that_is_dropped_refused_or_cannot_be_continued_is_named(
+    tokenizer, jinja, messages, continues, words
+):
     with pytest.raises(BadInput, match=words):
-        Template("x", jinja).render_chat(messages, tokenizer, continue_final_message=True)
+        Template("x", jinja).render_chat(messages, tokenizer, continue_final_message=continues)
+
+
+def test_a_model_without_turns_gets_one_instruction(tokenizer):
+    turns = [Message("system", "Be brief."), *user("Hi", "Hello.")]
+    texts = {2: "Be brief.\n\nHi", 3: "Be brief.\n\nUser: Hi\nAssistant: Hello."}
+    for count, text in texts.items():
+        assert DOLLY.render_chat(turns[:count], tokenizer) == DOLLY.render(text, tokenizer)
 
 
 def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
@@ -302,6 +318,6 @@ def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path
         chat_template(tmp_path)
 
 
-def test_a_long_conversation_is_no_endless_one(tokenizer):
+def test_a_long_conversation_is_no_endless_one():
     turns = user(*["x" * 1000] * 999)
     assert len(CHATML.text(turns)) > 999_000

@@ -3,8 +3,6 @@ special token."""
 
 from __future__ import annotations
 
-import gguf
-import jinja2
 import openvino_genai
 import pytest
 import tokenizers
@@ -92,8 +90,9 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path):
 
 
 def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):
-    file = gguf.GGUFReader(embedded_pair.target.with_name("source.gguf"))
-    source = jinja2.Template(file.get_field("tokenizer.chat_template").contents())
-    messages = [{"role": "user", "content": "Why is the sky blue?"}]
-    prompt = source.render(messages=messages, add_generation_prompt=True)
-    assert CHATML.render("Why is the sky blue?", tokenizer) == tokenizer.encode(prompt)
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    turns = ("system", system), ("user", "Why is the sky blue?")
+    prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    ids = tokenizer.encode(prompt + "<|im_start|>assistant\n")
+    for template in (embedded_pair.template, CHATML):
+        assert template.render("Why is the sky blue?", tokenizer) == ids

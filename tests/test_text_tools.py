@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -18,9 +21,8 @@ from fakes import served
 from pydantic import BaseModel
 from tokenizers import AddedToken
 
-from specdemo.runs.session import Session
 from specdemo.text.grammar import Grammars
-from specdemo.text.templates import Template
+from specdemo.text.templates import RAW, Template
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import (
     GRANITE,
@@ -119,10 +121,10 @@ def read(model: SimpleNamespace, text: str, tools: Tools, size: int = 1000) -> t
     ids, content, calls = model.tokenizer.encode(text), "", []
     for start in range(0, len(ids), size):
         tokens = [SimpleNamespace(id=id, text=decode(id)) for id in ids[start : start + size]]
-        new, found = reader.read("".join(map(reader.spelled, tokens)))
-        content, calls = content + new, [*calls, *found]
-    new, found = reader.read("", last=True)
-    return content + new, [(call.name, call.arguments) for call in [*calls, *found]]
+        new, read_calls = reader.read("".join(map(reader.spelled, tokens)))
+        content, calls = content + new, [*calls, *read_calls]
+    new, read_calls = reader.read("", last=True)
+    return content + new, [(call.name, call.arguments) for call in [*calls, *read_calls]]
 
 
 def test_a_marker_that_is_a_token_is_that_token(marked):
@@ -198,9 +200,9 @@ def test_what_the_mask_allows_is_read_as_calls_of_the_schema(marked, family, see
             break
         place.advance(id)
         text = reader.spelled(SimpleNamespace(id=id, text=decode(id)))
-        content, found = reader.read(text)
+        content, read_calls = reader.read(text)
         assert content == ""
-        calls += found
+        calls += read_calls
     assert calls and reader.read("", last=True) == ("", ())
     for call in calls:
         jsonschema.validate(json.loads(call.arguments), PERSON if call.name == "greet" else {})
@@ -228,8 +230,8 @@ def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
     text = f"Well, <tool> {call}\n{call} {call[:-3]}"
     reader, content, calls = CallReader(Tools(FUNCTIONS), plain.tokenizer), "", []
     for start in range(0, len(text), size):
-        more, found = reader.read(text[start : start + size], start + size >= len(text))
-        content, calls = content + more, [*calls, *found]
+        more, read_calls = reader.read(text[start : start + size], start + size >= len(text))
+        content, calls = content + more, [*calls, *read_calls]
     assert content == "Well, <tool>  " + call[:-3]
     assert [call.arguments for call in calls] == [arguments] * 2
 
@@ -253,53 +255,106 @@ class Drink(BaseModel):
     hot: bool
 
 
+DRINKS = [openai.pydantic_function_tool(Drink)]
+NAMED = {"type": "function", "function": {"name": "Drink"}}
+ASKED = {"model": "tiny-llama", "messages": [{"role": "user", "content": "Coffee, please."}]}
+FAMILIES = "qwen25", "llama3", "mistral"
+
+
 @pytest.fixture(scope="module")
-def session(embedded_pair, tmp_path_factory) -> Iterator[Session]:
-    """Of the embedded pair, in whose tokenizer tokens that it never uses are markers."""
-    content = json.loads(embedded_pair.tokenizer.json)
-    names = {3: "<tool_call>", 4: "</tool_call>", 5: "[TOOL_CALLS]", 7: "<|python_tag|>"}
-    for token in content["added_tokens"]:
-        token["content"] = names.get(token["id"], token["content"])
-        token["special"] = token["special"] and token["id"] not in (3, 4)
-    strings = {id: text for text, id in content["model"]["vocab"].items()} | names
-    content["model"]["vocab"] = {text: id for id, text in strings.items()}
-    path = tmp_path_factory.mktemp("renamed") / "tokenizer.json"
-    path.write_text(json.dumps(content))
-    pair = replace(embedded_pair, tokenizer=Tokenizer(path))
-    with Session(pair, background=False) as opened:
-        yield opened
+def clients(marked_session) -> Iterator[dict[str, openai.OpenAI]]:
+    """A client of a server for each of FAMILIES, and one whose template has no calls."""
+    tokens = {"bos_token": "", "eos_token": ""}
+    jinjas = {name: (TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in FAMILIES}
+    clients, loaded = {}, marked_session.loaded
+    with ExitStack() as stack:
+        for name in (*FAMILIES, ""):
+            template = Template(name, jinjas[name], tokens=tokens) if name else RAW
+            session = SimpleNamespace(
+                ask=marked_session.ask, info=loaded.info, context_limit=loaded.context_limit
+            )
+            server = stack.enter_context(served(session, replace(loaded, template=template)))
+            url = f"{server.url}/v1"
+            clients[name] = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
+        yield clients
 
 
-@pytest.mark.parametrize("family", ["qwen25", "llama3", "mistral"])
-def test_a_tool_is_called_and_its_result_is_answered(session, family):
-    jinja = (TEMPLATES / f"{family}.jinja").read_text("utf-8")
-    template = Template(family, jinja, tokens={"bos_token": "", "eos_token": ""})
-    tools = [openai.pydantic_function_tool(Drink)]
-    asked = {"model": "embedded", "max_tokens": 60, "seed": 1, "tools": tools}
-    messages = [{"role": "user", "content": "Coffee, please."}]
-    with served(session, replace(session.loaded, template=template)) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-        complete = client.chat.completions
-        named = {"type": "function", "function": {"name": "Drink"}}
-        for choice in ("required", named):
-            options = {**asked, "messages": messages, "tool_choice": choice}
-            options["parallel_tool_calls"] = False
-            done = complete.parse(**options).choices[0]
-            [call] = done.message.tool_calls
-            assert isinstance(call.function.parsed_arguments, Drink) and len(call.id) == 9
-            assert (done.finish_reason, done.message.content) == ("tool_calls", None)
-            with complete.stream(**options) as stream:
-                streamed = stream.get_final_completion().choices[0]
-            [again] = streamed.message.tool_calls
+@pytest.fixture
+def create(clients):
+    return partial(clients["qwen25"].chat.completions.create, **ASKED)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_is_called_and_its_result_is_answered(clients, family):
+    complete = clients[family].chat.completions
+    common = {**ASKED, "max_tokens": 110, "seed": 1, "tools": DRINKS}
+    for choice in ("required", NAMED):
+        options = {**common, "tool_choice": choice, "parallel_tool_calls": False}
+        done = complete.parse(**options).choices[0]
+        [call] = done.message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Drink) and len(call.id) == 9
+        assert (done.finish_reason, done.message.content) == ("tool_calls", None)
+        with complete.stream(**options) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        plain = complete.parse(**options, extra_body={"speculative": {"drafter": "none"}})
+        for other in (streamed, plain.choices[0]):
+            [again] = other.message.tool_calls
             assert again.function.arguments == call.function.arguments
-            plain = complete.parse(**options, extra_body={"speculative": {"drafter": "none"}})
-            [same] = plain.choices[0].message.tool_calls
-            assert same.function.arguments == call.function.arguments
-        schema = {**Drink.model_json_schema(), "additionalProperties": False}
-        form = {"type": "json_schema", "json_schema": {"name": "drink", "schema": schema}}
-        answer = complete.create(**asked, messages=messages, response_format=form).choices[0]
-        if not answer.message.tool_calls:
-            Drink.model_validate_json(answer.message.content)
-        messages += [done.message.model_dump(exclude_none=True)]
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": "It is served."}]
-        assert complete.create(**asked, messages=messages, tool_choice="none").choices[0]
+            assert other.finish_reason == "tool_calls"
+    schema = {**Drink.model_json_schema(), "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "drink", "schema": schema}}
+    answer = complete.create(**common, response_format=form).choices[0]
+    if not answer.message.tool_calls:
+        Drink.model_validate_json(answer.message.content)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is served."}
+    messages = [*ASKED["messages"], done.message.model_dump(exclude_none=True), result]
+    common |= {"messages": messages, "tool_choice": "none", "max_tokens": 9}
+    assert complete.create(**common).choices[0].message.content
+
+
+def test_an_answer_follows_a_schema_or_is_an_object(clients, create):
+    parse = clients["qwen25"].chat.completions.parse
+    done = parse(response_format=Drink, max_tokens=40, **ASKED).choices[0]
+    assert isinstance(done.message.parsed, Drink) and done.finish_reason == "stop"
+    done = create(response_format={"type": "json_object"}, max_tokens=1).choices[0]
+    assert (done.message.content, done.finish_reason) == ("{", "length")
+
+
+def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(create):
+    schema = {"name": "drink", "schema": Drink.model_json_schema(), "strict": True}
+    kinds = [{}, {"response_format": {"type": "json_schema", "json_schema": schema}}]
+
+    def ask(more):
+        done = create(temperature=0.9, seed=3, max_tokens=24, **more)
+        return done.choices[0].message.content
+
+    alone = [ask(more) for more in kinds]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, kinds * 3)) == alone * 3
+
+
+JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not": {}}}}
+OTHER = {"type": "function", "function": {"name": "sing"}}
+
+
+@pytest.mark.parametrize(
+    ("param", "words", "more"),
+    [
+        ("response_format", "unsupported keywords.*not", {"response_format": JSON}),
+        ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
+        ("response_format", "is not json_schema", {"response_format": JSON | {"type": "text"}}),
+        ("response_format", "is not json_s", {"response_format": JSON | {"type": "json_object"}}),
+        ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
+        ("tool_choice", "none of the tools", {"tools": DRINKS, "tool_choice": OTHER}),
+    ],
+)
+def test_a_request_that_cannot_be_followed_is_refused_by_name(create, param, words, more):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        create(**more)
+    assert caught.value.param == param
+
+
+def test_tools_are_refused_where_the_template_has_none(clients):
+    with pytest.raises(openai.BadRequestError, match="leave out tools"):
+        clients[""].chat.completions.create(tools=DRINKS, **ASKED)

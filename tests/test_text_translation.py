@@ -64,12 +64,12 @@ def test_the_draft_model_reads_the_text_as_its_own_tokenizer_writes_it(tokenizer
     translation = TextTranslation(own, other)
     waited = 0
     for end in range(1, len(ids) + 1):
-        found, text = translation.read(ids[:end]), own.decode(ids[:end])
+        tokens_read, text = translation.read(ids[:end]), own.decode(ids[:end])
         if text.endswith("\ufffd") or not text:
             waited += 1
-            assert found is None
+            assert tokens_read is None
         else:
-            assert found == other.encode(text, bos=True)
+            assert tokens_read == other.encode(text, bos=True)
     assert waited or target == "pieces"
 
 
@@ -82,9 +82,9 @@ def test_a_long_text_is_encoded_once_or_not_drafted_for(tokenizers, draft, monke
         other, "encode", lambda text, **own: lengths.append(len(text)) or inner(text, **own)
     )
     request, ids = TextTranslation(target, other), target.encode(text)
-    found = [request.read(ids[:end]) for end in range(1, len(ids) + 1)]
+    tokens_read = [request.read(ids[:end]) for end in range(1, len(ids) + 1)]
     assert sum(lengths) < (100_000 if draft == "pieces" else 60_000)
-    assert found[-1] == (None if draft == "pieces" else inner(text, bos=True))
+    assert tokens_read[-1] == (None if draft == "pieces" else inner(text, bos=True))
 
 
 @pytest.mark.parametrize("target", KINDS)
@@ -103,9 +103,9 @@ def test_what_the_draft_model_says_becomes_the_targets_own_tokens(
             continue  # the draft model's boundary is not one of the target's
         for count in range(12):
             drafted = whole[len(read) : len(read) + count]
-            found = translation.translate(drafted, whole_words)
-            tokens = [token for token, _ in found]
-            assert sum(begun for _, begun in found) <= len(drafted)
+            translated = translation.translate(drafted, whole_words)
+            tokens = [token for token, _ in translated]
+            assert sum(begun for _, begun in translated) <= len(drafted)
             assert "\ufffd" not in own.decode(tokens)
             same = tokens == ids[end : end + len(tokens)]
             right, wrong = right + same, wrong + (not same)
@@ -130,9 +130,9 @@ def test_the_end_of_an_answer_is_the_end_for_the_target_too(tokenizers):
     for own, expected in ((target, []), (draft, [(end, 1)])):
         translation = TextTranslation(own, draft)
         translation.read(own.encode("Both"))
-        found = translation.translate([*draft.encode(" energy\n"), end, 5, 6], True)
-        assert own.decode([token for token, _ in found]) == " energy\n"
-        assert found[len(own.encode(" energy\n")) :] == expected
+        translated = translation.translate([*draft.encode(" energy\n"), end, 5, 6], True)
+        assert own.decode([token for token, _ in translated]) == " energy\n"
+        assert translated[len(own.encode(" energy\n")) :] == expected
 
 
 def test_bytes_that_do_not_end_a_character_wait(tokenizers):
@@ -143,5 +143,5 @@ def test_bytes_that_do_not_end_a_character_wait(tokenizers):
     for count in range(1, len(drafted)):
         [(token, _)] = translation.translate(drafted[:count], False)
         assert target.decode([token]) == " "
-    found = [token for token, _ in translation.translate(drafted, False)]
-    assert target.decode(found) == " 👍"
+    translated = [token for token, _ in translation.translate(drafted, False)]
+    assert target.decode(translated) == " 👍"

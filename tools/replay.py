@@ -60,7 +60,7 @@ from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round, Source
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
-from specdemo.options import CONFIG, SPLIT, option, sentence
+from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
@@ -188,7 +188,7 @@ def _read(path: Path, form: TypeAdapter[Kind], option: str) -> Kind:
     except OSError as error:
         raise BadInput(f"{option} {path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
-        raise BadInput(f"{option} {path}: {sentence(error)}") from None
+        raise BadInput(f"{option} {path}: {wrong_parameter(error.errors())}") from None
 
 
 # Recording

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.options import CONFIG, SPLIT, Whole, option, sentence
+from specdemo.options import CONFIG, SPLIT, Whole, option, wrong_parameter
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 WARM_UP = "Name three things that people take to the seaside."  # before anything is timed
@@ -41,7 +41,9 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
         try:
             prompt = adapter.validate_json(line)
         except ValidationError as error:
-            raise BadInput(f"--prompts {path} line {number}: {sentence(error)}") from None
+            raise BadInput(
+                f"--prompts {path} line {number}: {wrong_parameter(error.errors())}"
+            ) from None
         if prompt.id in prompts:
             raise BadInput(f"--prompts {path} line {number} repeats the id {prompt.id!r}.")
         prompts[prompt.id] = prompt

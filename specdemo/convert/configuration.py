@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from specdemo.errors import BadInput
-from specdemo.options import sentence
+from specdemo.options import wrong_parameter
 
 
 def _same_in_all_layers(value: object) -> object:
@@ -58,7 +58,8 @@ class Configuration(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             whole = f"{first['msg'].removeprefix('Value error, ')}."
-            raise unusable(source, sentence(error) if first["loc"] else whole) from None
+            reason = str(wrong_parameter(error.errors())) if first["loc"] else whole
+            raise unusable(source, reason) from None
 
 
 def unusable(source: Path, why: str) -> BadInput:

@@ -86,8 +86,8 @@ class Settings:
     ignore_eos: bool = option(False, "go on after a token that ends the answer")
     stop: Annotated[
         tuple[StopString, ...],
-        Field(max_length=16),
-        BeforeValidator(_texts),
+        Field(max_length=16, fail_fast=True),
+        BeforeValidator(_texts, json_schema_input_type=str | list[StopString]),
     ] = option(
         (),
         "text that ends the answer and is no part of it; may be repeated",

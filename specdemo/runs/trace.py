@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
-from specdemo.options import sentence
+from specdemo.options import wrong_parameter
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.stops import until_stop
@@ -350,7 +350,9 @@ def from_json(text: str | bytes) -> Trace:
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
-        raise BadInput(f"The file is not a trace of schema 1: {sentence(error)}") from None
+        raise BadInput(
+            f"The file is not a trace of schema 1: {wrong_parameter(error.errors())}"
+        ) from None
     summary, baseline = summarize(trace), trace.baseline
     tokens = tuple(token.id for token in baseline.tokens) if baseline else None
     rates = summary.tokens_per_second, summary.baseline_tokens_per_second or 0.0

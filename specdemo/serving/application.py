@@ -71,8 +71,7 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
         redoc_url=None,
         middleware=guard.middleware(),
         exception_handlers=dict.fromkeys(
-            (HTTPException, RequestValidationError, SpecdemoError, RecursionError, Exception),
-            failed,
+            (HTTPException, RequestValidationError, SpecdemoError, Exception), failed
         ),
     )
     app.router.route_class = Route
@@ -81,9 +80,9 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        found = await backend.health()
-        shown = found if has_key(request, key) else {"status": found["status"]}
-        return JSONResponse(shown, 200 if found["status"] == "ready" else 503)
+        health = await backend.health()
+        shown = health if has_key(request, key) else {"status": health["status"]}
+        return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
 
     @app.get("/metrics", dependencies=guarded)
     async def metrics() -> Response:
@@ -103,27 +102,27 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
         return model
 
     @app.post("/v1/chat/completions", dependencies=guarded)
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        return await answer(backend, asked, await model_named(asked.model), request)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await answer(backend, body, await model_named(body.model), request)
 
     @app.post("/v1/completions", dependencies=guarded)
-    async def completion(asked: CompletionRequest, request: Request) -> Response:
-        return await answer(backend, asked, await model_named(asked.model), request)
+    async def completion(body: CompletionRequest, request: Request) -> Response:
+        return await answer(backend, body, await model_named(body.model), request)
 
     return app
 
 
 async def answer(
-    backend: Backend, asked: CommonRequest, model: dict[str, Any], request: Request
+    backend: Backend, body: CommonRequest, model: dict[str, Any], request: Request
 ) -> Response:
     """The answers, whole or as a stream, as the request says."""
-    form = Form(asked, model)
+    form = Form(body, model)
     async with AsyncExitStack() as stack:
-        events = await stack.enter_async_context(aclosing(backend.answer(asked)))
+        events = await stack.enter_async_context(aclosing(backend.answer(body)))
         async for event in events:
             if await request.is_disconnected():
                 raise HTTPException(499, "The client closed its connection.")
-            if asked.stream and event.what is not None:  # the request was not refused
+            if body.stream and event.what is not None:  # the request was not refused
                 return StreamingResponse(
                     server_sent(form, event, events),
                     headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
@@ -156,10 +155,10 @@ class ChoiceState:
 class Form:
     """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
 
-    def __init__(self, asked: CommonRequest, model: dict[str, Any]):
-        self._asked, self._chat = asked, isinstance(asked, ChatRequest)
-        self._answers = [ChoiceState() for _ in range(asked.answers)]
-        self._with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    def __init__(self, body: CommonRequest, model: dict[str, Any]):
+        self._body, self._chat = body, isinstance(body, ChatRequest)
+        self._answers = [ChoiceState() for _ in range(body.answers)]
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -246,7 +245,7 @@ class Form:
             if answer.written_calls and reason == "stop":
                 reason = "tool_calls"
         logprobs = None
-        if self._asked.likeliest is not None and (answer.tokens or not self._asked.stream):
+        if self._body.likeliest is not None and (answer.tokens or not self._body.stream):
             logprobs = self._chat_logprobs(answer) if self._chat else self._text_logprobs(answer)
         answer.tokens = []
         return {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
@@ -275,7 +274,7 @@ class Form:
         return {
             "tokens": [token.text for token in answer.tokens],
             "token_logprobs": [token.logprob for token in answer.tokens],
-            "top_logprobs": likeliest if self._asked.likeliest else None,
+            "top_logprobs": likeliest if self._body.likeliest else None,
             "text_offset": offsets,
         }
 
@@ -296,14 +295,14 @@ class Form:
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
         }
-        if self._asked.extension.trace:
+        if self._body.extension.trace:
             figures["trace"] = json.loads(to_json(trace))
         return figures
 
     def _usage(self) -> dict[str, Any]:
         """The tokens of all prompts, each counted once, and of all answers."""
         traces = [answer.whole for answer in self._answers]
-        prompts = traces[:: self._asked.n or 1]
+        prompts = traces[:: self._body.n or 1]
         prompt = sum(trace.prompt_tokens for trace in prompts)
         made = sum(len(trace.token_ids) for trace in traces)
         predicted = [

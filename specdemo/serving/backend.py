@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -30,9 +29,9 @@ from specdemo.runs.question import Question
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.serving.metrics import Metrics, Record
-from specdemo.serving.schema import ChatRequest, CommonRequest
-from specdemo.text.stops import certain
-from specdemo.text.tools import CallReader, FunctionCall, Tools
+from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.text.stops import StopStrings
+from specdemo.text.tools import CallReader, FunctionCall
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -74,16 +73,6 @@ class Piece:
     answer: int = 0
     tokens: tuple[ScoredToken, ...] = ()
     calls: tuple[FunctionCall, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPrompt:
-    """A prompt as token ids, the trace's `instruction` (the last message, or the prompt), and the
-    token ids that the answer may repeat."""
-
-    ids: tuple[int, ...]
-    title: str
-    prediction: tuple[int, ...] = ()
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
@@ -171,18 +160,18 @@ class LocalBackend:
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
         status = "failed" if self.failed else "ready" if self._session else "loading"
-        found = {"replicas": 1} if status == "ready" else {"detail": self.failed or self._line}
-        return {"status": status, "replicas": 0, "in_flight": len(self._stops), **found}
+        details = {"replicas": 1} if status == "ready" else {"detail": self.failed or self._line}
+        return {"status": status, "replicas": 0, "in_flight": len(self._stops), **details}
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, asked: CommonRequest) -> AsyncGenerator[Piece, None]:
+    async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
         """The events of the answers, a Trace the last of each, from threads; closing the iterator
         ends them. Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
-        stops = [threading.Event() for _ in range(asked.answers)]
+        stops = [threading.Event() for _ in range(request.answers)]
         if len(self._stops) + len(stops) > self._options.max_ongoing + self._options.max_waiting:
             raise Busy("Too many requests wait already; try again in a moment.")
         loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException]()
@@ -192,7 +181,7 @@ class LocalBackend:
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         self._stops.update(stops)
-        self._begin(asked, stops, put)
+        self._begin(request, stops, put)
         unfinished = len(stops)
         try:
             while unfinished:
@@ -214,7 +203,7 @@ class LocalBackend:
 
     def _begin(
         self,
-        asked: CommonRequest,
+        request: CommonRequest,
         stops: list[threading.Event],
         put: Callable[[Piece | BaseException], None],
     ) -> None:
@@ -222,17 +211,20 @@ class LocalBackend:
         other requests go on beside them. The first answer to a prompt reads it for the others."""
         places = max(self._options.max_ongoing // 2, 1)
         pool = ThreadPoolExecutor(min(places, len(stops)), "specdemo-answer")
-        reading = pool.submit(self._read, asked)
-        begun = [threading.Event() for _ in asked.prompts]
+        reading = pool.submit(self._questions, request)
+        begun = [threading.Event() for _ in request.prompts]
 
         def run(answer: int, stop: threading.Event) -> None:
-            number, repeated = divmod(answer, asked.n or 1)
+            number, repeated = divmod(answer, request.n or 1)
             try:
                 with Record(self._metrics) as record:
-                    prompt = reading.result()[number]
+                    question = reading.result()[number]
+                    seed = (question.settings.seed + repeated) % 2**63
+                    settings = replace(question.settings, seed=seed)
+                    question = replace(question, settings=settings, stop=stop)
                     if repeated:
                         begun[number].wait()
-                    for event in self._events(asked, prompt, answer, stop):
+                    for event in self._events(request, question, answer):
                         record.count(event.what)
                         if isinstance(event.what, Round):
                             begun[number].set()
@@ -241,10 +233,10 @@ class LocalBackend:
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
                 if isinstance(error, BadInput):
-                    if error.param == "json_schema" and asked.json_schema:
+                    if error.param == "json_schema" and request.json_schema:
                         error.param = "response_format"
                     if error.code == "context_length_exceeded":
-                        error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+                        error.param = "messages" if isinstance(request, ChatRequest) else "prompt"
                 put(RequestFailed(STOPPED) if self._session is None else error)
             finally:
                 begun[number].set()
@@ -254,84 +246,55 @@ class LocalBackend:
             pool.submit(run, answer, stop)
         pool.shutdown(wait=False)
 
-    def _events(
-        self, asked: CommonRequest, prompt: ReadPrompt, answer: int, stop: threading.Event
-    ) -> Iterator[Piece]:
-        """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
-        longest, baseline = self._model["max_answer_tokens"], asked.extension.baseline
-        settings = asked.settings(min(self._options.max_new_tokens, longest), answer)
-        if self._options.strangers:
-            require_exact(settings, "speculative.numerics")
-        if settings.max_new_tokens > longest:
-            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
-        tools = self._tools(asked)
-        reader = CallReader(tools, self._open_session.loaded.tokenizer)
-        question = Question(
-            prompt.ids,
-            settings,
-            prompt.title,
-            baseline=baseline,
-            stop=stop,
-            tools=tools,
-            logprobs=asked.likeliest,
-            prediction=prompt.prediction,
-        )
-        head, scored = self._echo(asked, prompt, settings, stop)
-        # What is not certain yet: a text, and its tokens with the places where they begin.
-        text, tokens = "", deque[tuple[int, ScoredToken]]()
-        certain_to = made = 0
-        found = asked.max_tokens == 0
+    def _events(self, request: CommonRequest, question: Question, answer: int) -> Iterator[Piece]:
+        """The session's events until the question's `stop` is set. Raises BadInput or Busy before
+        the first."""
+        reader = CallReader(question.tools, self._open_session.loaded.tokenizer)
+        content, scored = self._echo(request, question)
+        stops = StopStrings(question.settings.stop)
+        spelled = sent = 0  # characters of the answer
+        unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._open_session.ask(question)) as events:
             for event in events:
-                new = ""
+                text = ""
                 if isinstance(event, Trace):
-                    new, certain_to = "" if found else text, sys.maxsize
-                    if asked.max_tokens == 0:
+                    text = stops.rest()
+                    if request.max_tokens == 0:
                         event = replace(event, rounds=(), finish_reason="length")
-                    elif found:  # also in the text of a call, which the session does not spell
+                    elif stops.found:  # the session does not spell the texts of calls
                         event = replace(event, finish_reason="stop")
-                elif isinstance(event, Round) and not found:
+                elif isinstance(event, Round) and request.max_tokens != 0 and not stops.found:
                     for token, logprobs in zip_longest(event.tokens, event.logprobs):
                         if logprobs:
-                            tokens.append((made, self._scored(token.id, logprobs)))
+                            unsent.append((spelled, self._scored(token.id, logprobs)))
                         piece = reader.spelled(token)
-                        made += len(piece)
-                        text += piece
-                    end, found = certain(text, asked.stops)
-                    new, text, certain_to = text[:end], text[end:], certain_to + end
-                    if found:
-                        stop.set()
-                        tokens = deque(one for one in tokens if one[0] < certain_to)
-                while tokens and (tokens[0][0] < certain_to or not text):
-                    scored.append(tokens.popleft()[1])
-                content, calls = reader.read(new, last=isinstance(event, Trace))
-                yield Piece(event, head + content, answer, tuple(scored), calls)
-                head, scored = "", []
+                        spelled += len(piece)
+                        text += stops.push(piece)
+                    if stops.found and question.stop:
+                        question.stop.set()
+                sent += len(text)
+                certain = spelled == sent and not stops.found
+                while unsent and (unsent[0][0] < sent or certain):
+                    scored.append(unsent.popleft()[1])
+                more, calls = reader.read(text, last=isinstance(event, Trace))
+                yield Piece(event, content + more, answer, tuple(scored), calls)
+                content, scored = "", []
 
-    def _tools(self, asked: CommonRequest) -> Tools | None:
-        """What the answer may call, in the form of this model. Raises BadInput if it has none."""
-        tools, form = asked.callable_tools, self._open_session.loaded.template.call_form
-        if tools and form is None:
-            message = "This model's chat template has no tool calls that this server reads"
-            raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
-        return replace(tools, form=form) if tools and form else None
-
-    def _echo(
-        self, asked: CommonRequest, prompt: ReadPrompt, settings: Settings, stop: threading.Event
-    ) -> tuple[str, list[ScoredToken]]:
+    def _echo(self, request: CommonRequest, question: Question) -> tuple[str, list[ScoredToken]]:
         """The text of the prompt and its tokens with their log-probabilities, where asked for."""
-        if not asked.echoes:
+        if not isinstance(request, CompletionRequest) or not request.echo:
             return "", []
-        if asked.likeliest is None:
-            return prompt.title, []
+        if request.likeliest is None:
+            return question.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
+        prompt, settings = cast(tuple[int, ...], question.prompt), question.settings
         scores = self._open_session.result_of(
-            PromptLogprobs, prompt.ids, settings, logprobs=asked.likeliest, stop=stop
+            PromptLogprobs, prompt, settings, logprobs=request.likeliest, stop=question.stop
         )
-        first, *others = prompt.ids
+        first, *others = prompt
         scored = map(self._scored, others, scores or ())
-        return prompt.title, [ScoredToken(self._token_text(first)), *scored]
+        return question.title, [ScoredToken(self._token_text(first)), *scored]
 
     def _scored(self, token: int, logprobs: Logprobs) -> ScoredToken:
         likeliest = tuple((self._token_text(id), logprob) for id, logprob in logprobs.top)
@@ -340,44 +303,62 @@ class LocalBackend:
     def _token_text(self, token: int) -> str:
         return self._open_session.loaded.tokenizer.decode([token], special=True)
 
-    def _read(self, asked: CommonRequest) -> list[ReadPrompt]:
-        """The prompts. A text that cannot fit is refused by its length. Long ones are read one at a
-        time, with as long a rest after each, so that other requests have the processor."""
-        characters, session = asked.characters, self._open_session
-        most = session.context_limit * session.loaded.tokenizer.longest_token * len(asked.prompts)
+    def _questions(self, request: CommonRequest) -> list[Question]:
+        """A question of token ids for each prompt. A text that cannot fit is refused by its length.
+        Long ones are read one at a time, with as long a rest after each, so that other requests
+        have the processor. Raises BadInput."""
+        session, longest = self._open_session, self._model["max_answer_tokens"]
+        settings = request.settings(min(self._options.max_new_tokens, longest))
+        if self._options.strangers:
+            require_exact(settings, "speculative.numerics")
+        if settings.max_new_tokens > longest:
+            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
+        characters = request.characters
+        most = session.context_limit * session.loaded.tokenizer.longest_token * len(request.prompts)
         if characters > most:
             message = (
                 f"The texts have {characters:,} characters; this model reads fewer than {most:,}."
             )
             raise BadInput(message, code="context_length_exceeded")
-        if characters <= LONG_TEXT:
-            return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
-        with self._long_texts.turn(characters):
-            return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
+        with self._long_texts.turn(characters) if characters > LONG_TEXT else nullcontext():
+            if isinstance(request, ChatRequest):
+                return [self._chat_question(request, settings)]
+            return [self._question(request, prompt, settings) for prompt in request.prompts]
 
-    def _read_prompt(self, asked: CommonRequest, prompt: Any) -> ReadPrompt:
-        loaded = self._open_session.loaded
-        tokenizer = loaded.tokenizer
-        if isinstance(asked, ChatRequest):
-            turns = [message.turn() for message in asked.messages]
-            tools = []
-            if self._tools(asked):
-                tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()]
-            ids = loaded.template.render_chat(
-                turns,
-                tokenizer,
-                tools,
-                continue_final_message=bool(asked.continue_final_message),
-                chat_template_kwargs=asked.chat_template_kwargs,
-            )
-            predicted = tokenizer.encode(asked.predicted, special=False)
-            return ReadPrompt(tuple(ids), turns[-1].content, tuple(predicted))
+    def _chat_question(self, request: ChatRequest, settings: Settings) -> Question:
+        loaded, callable_tools, definitions = self._open_session.loaded, request.callable_tools, []
+        if callable_tools:
+            if (form := loaded.template.call_form) is None:
+                message = "This model's chat template has no tool calls that this server reads"
+                raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
+            callable_tools = replace(callable_tools, form=form)
+            definitions = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        ids = loaded.template.render_chat(
+            request.turns,
+            loaded.tokenizer,
+            definitions,
+            continue_final_message=bool(request.continue_final_message),
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        return Question(
+            tuple(ids),
+            settings,
+            request.turns[-1].content,
+            baseline=request.extension.baseline,
+            tools=callable_tools,
+            logprobs=request.likeliest,
+            prediction=tuple(loaded.tokenizer.encode(request.predicted, special=False)),
+        )
+
+    def _question(self, request: CommonRequest, prompt: Any, settings: Settings) -> Question:
+        tokenizer, logprobs = self._open_session.loaded.tokenizer, request.likeliest
         if isinstance(prompt, str):
-            return ReadPrompt(tuple(tokenizer.encode(prompt, special=False, bos=True)), prompt)
+            ids = tokenizer.encode(prompt, special=False, bos=True)
+            return Question(tuple(ids), settings, prompt, logprobs=logprobs)
         last = tokenizer.vocabulary_size - 1
         if max(prompt) > last:
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-        return ReadPrompt(tuple(prompt), tokenizer.decode(prompt))
+        return Question(tuple(prompt), settings, tokenizer.decode(prompt), logprobs=logprobs)
 
 
 class ReplicaBackend:
@@ -412,30 +393,30 @@ class ReplicaBackend:
 
     async def metrics(self) -> str:
         """The metrics of all replicas; each sample has the label `replica`."""
-        found: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for report in await self._reports():
             for family in text_string_to_metric_families(report["metrics"]):
                 new = Metric(family.name, family.documentation, family.type)
-                one = found.setdefault(family.name, new)
+                metric = merged.setdefault(family.name, new)
                 for sample in family.samples:
                     labels = {**sample.labels, "replica": report["replica"]}
-                    one.add_sample(sample.name, labels, sample.value)
-        return generate_latest(SimpleNamespace(collect=found.values)).decode()
+                    metric.add_sample(sample.name, labels, sample.value)
+        return generate_latest(SimpleNamespace(collect=merged.values)).decode()
 
     async def _reports(self) -> list[dict[str, Any]]:
         """The reports of all running replicas (`deployment.EngineReplica.report`)."""
         try:  # a call to one would wait if that replica is full
-            asked = self._engine.broadcast("report")
-            reports = await asked.results_async(timeout_s=5.0, return_exceptions=True)
+            responses = self._engine.broadcast("report")
+            reports = await responses.results_async(timeout_s=5.0, return_exceptions=True)
         except self._none:
             return []
         return [report for report in reports if isinstance(report, dict)]
 
-    async def answer(self, asked: CommonRequest) -> AsyncGenerator[Piece, None]:
+    async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
-        begun, unfinished = False, asked.answers
+        begun, unfinished = False, request.answers
         for _ in range(ATTEMPTS):
-            response = self._stream.answer.remote(asked)
+            response = self._stream.answer.remote(request)
             try:
                 event = await asyncio.wait_for(anext(response), START_SECONDS)
                 while True:

@@ -44,10 +44,10 @@ class EngineReplica:
     def __del__(self) -> None:
         self._backend.close()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece | Exception]:
+    async def answer(self, request: CommonRequest) -> AsyncIterator[Piece | Exception]:
         """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
         try:
-            async with aclosing(self._backend.answer(asked)) as events:
+            async with aclosing(self._backend.answer(request)) as events:
                 async for event in events:
                     yield event
         except (BadInput, Busy, CacheFull, RequestFailed) as error:
@@ -79,8 +79,8 @@ class Gateway:
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with `args`, named as the fields of ServeOptions;
     the default is the embedded pair, shared by strangers."""
-    given = {"pair": "embedded", "shared": True}
-    options = parse(ServeOptions, given | args) if isinstance(args, dict) else args
+    defaults = {"pair": "embedded", "shared": True}
+    options = parse(ServeOptions, defaults | args) if isinstance(args, dict) else args
     scaling: dict[str, Any] = {"num_replicas": options.replicas}
     if options.max_replicas:
         limits = {

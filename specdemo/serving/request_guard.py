@@ -29,14 +29,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.options import shown
+from specdemo.options import wrong_parameter
 
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
 
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
-FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-WANTED = {"model_attributes_type": "an object", "string_type": "a string", "list_type": "a list"}
 
 CONNECTIONS = 1000
 HEAD_SECONDS = 20.0  # that a connection may be silent before its request
@@ -104,12 +102,8 @@ class RequestGuard:
     def validate_request(self, scope: Scope, body: bytes) -> bytes:
         """The body that the application gets, and its JSON in `scope["json"]`. Raises BadInput or
         HTTPException."""
-        try:
-            if body:
-                # Halves of surrogate pairs are refused too.
-                scope["json"] = from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise BadInput(f"The request's body is not JSON: {error}.") from None
+        if body:
+            scope["json"] = parsed(body)
         return body
 
     def answers_to(self, host: str) -> bool:
@@ -198,11 +192,19 @@ class RequestGuard:
 def network_of(address: str) -> str:
     """What limits count an address by: itself, in IPv6 the /64 network of a subscriber; "" for this
     machine and for no address."""
-    found = address_of(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    if found is None or found.is_loopback:
+    ip = address_of(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip is None or ip.is_loopback:
         return ""
-    return str(ipaddress.ip_network((found, 32 if found.version == 4 else 64), strict=False))
+    return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON value of a body. Raises BadInput, also for halves of surrogate pairs."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadInput(f"The request's body is not JSON: {error}.") from None
 
 
 def _name(place: str) -> str:
@@ -215,9 +217,9 @@ def refusal(error: Exception) -> JSONResponse:
     status, headers, param, code = 500, None, None, None
     message = f"The server had an error while processing your request ({type(error).__name__})."
     if isinstance(error, RequestValidationError):
-        error = _first_finding(error)
-    if isinstance(error, RecursionError):
-        error = BadInput("The request has lists or objects in one another, more than can be read.")
+        for finding in (findings := error.errors()):
+            finding["loc"] = finding["loc"][1:]  # without "body"
+        error = wrong_parameter(findings, error.body)
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, error.headers
         code = {401: "invalid_api_key", 413: "request_too_large"}.get(status)
@@ -234,45 +236,10 @@ def refusal(error: Exception) -> JSONResponse:
     return JSONResponse({"error": body}, status, headers)
 
 
-def _first_finding(error: RequestValidationError) -> BadInput:
-    """The first parameter that is wrong, at its innermost place, as one sentence. Where a value may
-    be one of several kinds, the sentence names them all."""
-    findings = error.errors()
-    for finding in findings:
-        if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
-            return cause
-    places = [_place(finding, error.body) for finding in findings]
-    place = max((one for one in places if one[:1] == places[0][:1]), key=len)
-    here = [finding for finding, one in zip(findings, places, strict=True) if one == place]
-    here = [finding for finding in here if not finding["type"].endswith("_type")] or here
-    kind, where = here[0]["type"], ".".join(place)[:100] or "The body"
-    reasons = [WANTED.get(one["type"], one["msg"].partition("Input should be ")[2]) for one in here]
-    message = (
-        f"{where} is {shown(here[0]['input'])}; it must be {' or '.join(filter(None, reasons))}."
-    )
-    if not any(reasons):
-        message = f"{where}: {here[0]['msg'].removeprefix('Value error, ')}."
-    if kind in FINDINGS:
-        message = f"{where} is {'missing' if kind == 'missing' else 'not known; leave it out'}."
-    return BadInput(message, place[0][:100] if place else None, FINDINGS.get(kind))
-
-
-def _place(finding: dict[str, Any], value: Any) -> list[str]:
-    """The keys to a finding's value in a body; pydantic puts names of types between them."""
-    place = []
-    for part in finding["loc"][1:]:
-        known = isinstance(value, dict) and part in value
-        known |= isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if known:
-            place.append(str(part))
-            value = value[part]
-    return place + [str(finding["loc"][-1])] * (finding["type"] == "missing")
-
-
 def has_key(request: HTTPConnection, key: str | None) -> bool:
     """Whether the request has the key, or none is needed. Compares in constant time."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    same = hmac.compare_digest(given.strip().encode(), (key or "").encode())
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(token.strip().encode(), (key or "").encode())
     return key is None or same and scheme.lower() == "bearer"
 
 
@@ -341,17 +308,14 @@ class Server(uvicorn.Server):
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens on the address. Raises BadInput if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small writes at once only if the socket names its protocol; else 40 ms later.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    if os.name == "posix":  # on Windows it would share the port with another server
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening.bind((host, port))
-        listening.listen(512)
+        bound = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
-        raise BadInput(f"--host {host} --port {port} cannot be used: {error.strerror}.") from error
-    return listening
+        reason = os.strerror(error.errno) if error.errno else error
+        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}.") from error
+    # asyncio sends small writes at once only if the socket names its protocol; else 40 ms later.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
 
 
 def url_of(host: str, port: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -25,12 +24,13 @@ from specdemo.text.chat import (
     require_question,
     text_of,
 )
+from specdemo.text.templates import Message
 from specdemo.text.tools import Tools
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = (
     "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
-    "logit_bias ignore_eos"
+    "logit_bias ignore_eos stop"
 ).split()
 """The fields of Settings that are parameters of the API too."""
 
@@ -41,7 +41,6 @@ Likeliest = Annotated[
     Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
     BeforeValidator(lambda value: None if value is False else value),
 ]
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 UNSUPPORTED = (
     "logprobs top_logprobs echo suffix tools tool_choice functions function_call response_format "
@@ -94,21 +93,20 @@ class CommonRequest(Sampling):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     speculative: Speculative | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _only_supported(cls, asked: Any) -> Any:
-        if not isinstance(asked, dict):
-            return asked
+    def _only_supported(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
         for name in {*UNSUPPORTED} - cls.model_fields.keys():
-            if asked.get(name) not in NOTHING:
+            if value.get(name) not in NOTHING:
                 message = f"{name} is not supported with this value; leave it out."
                 raise BadInput(message, name, "unsupported_parameter")
         dropped = {*UNSUPPORTED, *IGNORED} - cls.model_fields.keys()
-        unset = {name for name, value in UNSET.items() if asked.get(name) == value}
-        return {name: asked[name] for name in asked.keys() - dropped - unset}
+        unset = {name for name, default in UNSET.items() if value.get(name) == default}
+        return {name: value[name] for name in value.keys() - dropped - unset}
 
     def _require_few_answers(self) -> None:
         if self.best_of not in (None, self.n or 1):
@@ -124,17 +122,9 @@ class CommonRequest(Sampling):
         return self.speculative or Speculative()
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def json_schema(self) -> str:
         """The JSON Schema that the answer must follow, as text; "" for none."""
         return ""
-
-    @property
-    def callable_tools(self) -> Tools | None:
-        return None
 
     @property
     def prompts(self) -> Sequence[Any]:
@@ -155,25 +145,14 @@ class CommonRequest(Sampling):
         """How many of the likeliest tokens the log-probabilities have; None for none of them."""
         raise NotImplementedError
 
-    @property
-    def echoes(self) -> bool:
-        return False
-
-    @property
-    def predicted(self) -> str:
-        """A text that the answer may repeat."""
-        return ""
-
-    def settings(self, default_limit: int, answer: int = 0) -> Settings:
-        """The settings of one of the answers; without a seed, each call draws a new one. A limit of
+    def settings(self, default_limit: int = 1) -> Settings:
+        """The settings of the first answer; without a seed, each call draws a new one. A limit of
         no tokens is 1 here: it has to be cut off."""
         limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
         sampling = self.model_dump(include=set(SAMPLING), exclude_none=True)
-        texts = {"json_schema": self.json_schema, "stop": self.stops}
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
-        settings = Settings(**start | sampling | texts | extension)
-        return replace(settings, seed=(settings.seed + answer % (self.n or 1)) % 2**63)
+        return Settings(**start | sampling | {"json_schema": self.json_schema} | extension)
 
 
 class Prediction(Strict):
@@ -193,15 +172,6 @@ class Tool(Strict):
     function: Function
 
 
-class ChosenFunction(Strict):
-    name: FunctionName
-
-
-class ToolChoice(Strict):
-    type: Literal["function"]
-    function: ChosenFunction
-
-
 class NamedSchema(Strict):
     name: str
     description: str | None = None
@@ -219,7 +189,7 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Limit | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Likeliest = None
@@ -228,9 +198,14 @@ class ChatRequest(CommonRequest):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=100)] | None = None
 
+    @cached_property
+    def turns(self) -> list[Message]:
+        """The messages in the form that a chat template takes."""
+        return [message.turn() for message in self.messages]
+
     @property
-    def prompts(self) -> Sequence[list[ChatMessage]]:
-        return [self.messages]
+    def prompts(self) -> Sequence[list[Message]]:
+        return [self.turns]
 
     @property
     def likeliest(self) -> int | None:
@@ -238,6 +213,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def predicted(self) -> str:
+        """A text that the answer may repeat."""
         return text_of(self.prediction.content) if self.prediction else ""
 
     @cached_property
@@ -254,11 +230,12 @@ class ChatRequest(CommonRequest):
 
     @cached_property
     def callable_tools(self) -> Tools | None:
+        """The tools that the answer may call. Raises BadInput."""
         if not self.tools or self.tool_choice == "none":
             return None
         functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
         several = self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, ToolChoice):
+        if isinstance(self.tool_choice, Tool):
             name, several = self.tool_choice.function.name, False
             functions = [function for function in functions if function["name"] == name]
         if not functions:
@@ -267,11 +244,10 @@ class ChatRequest(CommonRequest):
 
     @property
     def characters(self) -> int:
-        turns = [message.turn() for message in self.messages]
-        calls = sum(len(call.arguments) for turn in turns for call in turn.calls)
+        calls = sum(len(call.arguments) for turn in self.turns for call in turn.calls)
         tools = len(self.callable_tools.functions) if self.callable_tools else 0
         variables = len(json.dumps(self.chat_template_kwargs or {}))
-        texts = sum(len(turn.content) for turn in turns) + len(self.predicted)
+        texts = sum(len(turn.content) for turn in self.turns) + len(self.predicted)
         return texts + calls + tools + variables
 
     @model_validator(mode="after")
@@ -288,9 +264,9 @@ class ChatRequest(CommonRequest):
         if self.add_generation_prompt is continues:
             message = "add_generation_prompt must be the opposite of continue_final_message."
             raise BadInput(message, "add_generation_prompt")
-        require_question([message.turn() for message in self.messages], continues)
-        roles = [message.role for message in self.messages]
-        if self.extension.baseline and (self.stop or self.tools or roles != ["user"]):
+        require_question(self.turns, continues)
+        roles = [turn.role for turn in self.turns]
+        if self.extension.baseline and (self.settings().stop or self.tools or roles != ["user"]):
             message = "speculative.baseline needs one user message, no stop strings, no tools."
             raise BadInput(message, "speculative")
         return self
@@ -326,10 +302,6 @@ class CompletionRequest(CommonRequest):
     @property
     def likeliest(self) -> int | None:
         return self.logprobs
-
-    @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionRequest:

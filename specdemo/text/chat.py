@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from specdemo.errors import BadInput
-from specdemo.options import sentence
+from specdemo.options import wrong_parameter
 from specdemo.text.templates import Message
 from specdemo.text.tools import FunctionCall
 
@@ -90,7 +90,8 @@ def read_messages(
             try:
                 message = ChatMessage.model_validate(dict(message)).turn()
             except ValidationError as error:
-                raise BadInput(f"messages.{number}: {sentence(error)}", "messages") from None
+                reason = wrong_parameter(error.errors(), message)
+                raise BadInput(f"messages.{number}: {reason}", "messages") from None
         turns.append(message)
     require_question(turns, continues)
     return turns

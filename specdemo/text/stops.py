@@ -20,8 +20,8 @@ def certain(text: str, strings: Sequence[str]) -> tuple[int, bool]:
 
 def until_stop(text: str, strings: Sequence[str]) -> str:
     """The text before the first stop string, all of it without one."""
-    end, found = certain(text, strings)
-    return text[:end] if found else text
+    end, is_stop = certain(text, strings)
+    return text[:end] if is_stop else text
 
 
 class StopStrings:

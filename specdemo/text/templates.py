@@ -25,10 +25,11 @@ _CUT = "\ud801 "  # ends the text of a message that is continued; the space tell
 # For models without turns: system text first, then the messages; several get their role's name.
 _ONE_TEXT = (
     "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
-    "{% for one in messages if one.role == 'system' %}{{ one.content + '\n\n' }}{% endfor %}"
-    "{% for one in turns %}"
-    "{% if turns | length > 1 %}{{ one.role | capitalize + ': ' }}{% endif %}"
-    "{{ one.content }}{{ '' if loop.last else '\n' }}"
+    "{% for message in messages if message.role == 'system' %}"
+    "{{ message.content + '\n\n' }}{% endfor %}"
+    "{% for message in turns %}"
+    "{% if turns | length > 1 %}{{ message.role | capitalize + ': ' }}{% endif %}"
+    "{{ message.content }}{{ '' if loop.last else '\n' }}"
     "{% endfor %}"
 )
 

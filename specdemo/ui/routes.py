@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput
-from specdemo.options import sentence
-from specdemo.serving.request_guard import RequestGuard
+from specdemo.options import wrong_parameter
+from specdemo.serving.request_guard import RequestGuard, parsed
 
 if TYPE_CHECKING:
     import gradio
@@ -181,11 +181,11 @@ class PageGuard(RequestGuard):
                 # Without `page` everybody gets the server's address in the words of the first one.
                 scope["query_string"] = b"page="
             return b""
-        super().validate_request(scope, body)
+        value = parsed(body)
         try:
-            call = CALLS[scope["path"]].model_validate_json(body)
+            call = CALLS[scope["path"]].model_validate(value)
         except ValidationError as error:
-            raise BadInput(sentence(error)) from None
+            raise wrong_parameter(error.errors(), value) from None
         if isinstance(call, Event | PositionalCall):
             self._require_inputs(call)
         return call.model_dump_json(exclude_unset=True).encode()
