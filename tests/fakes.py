@@ -108,17 +108,17 @@ class FakeSession:
         self.active += 1
         try:
             yield from self.waits
-            for at in range(count):
+            for position in range(count):
                 while self.held.is_set() and not stop.is_set():
                     yield Waiting(0, None)
                     time.sleep(0.005)
                 if stop.wait(self.delay):
                     break
-                if error is not None and at == 2:
+                if error is not None and position == 2:
                     raise error
-                rounds.append(_round(at, pieces[at % len(pieces)]))
+                rounds.append(_round(position, pieces[position % len(pieces)]))
                 if question.logprobs is not None:
-                    rounds[-1].logprobs = (scored(at + 1, question.logprobs),)
+                    rounds[-1].logprobs = (scored(position + 1, question.logprobs),)
                 self.rounds_made += 1
                 yield rounds[-1]
                 stops.push("".join(token.text for token in rounds[-1].tokens))
@@ -128,14 +128,15 @@ class FakeSession:
             if stops.found:
                 trace = dataclasses.replace(trace, finish_reason="stop")
             shown = []
-            for at, token in enumerate(trace.tokens if question.baseline else ()):
+            for position, token in enumerate(trace.tokens if question.baseline else ()):
                 if stop.wait(self.delay):
                     break
-                id, text = (98, "other ") if at == self.differs_at else (token.id, token.text)
-                shown.append(BaselineToken(id, 0.02 * at + 0.02, text, 0.25))
+                id, text = (98, "other ") if position == self.differs_at else (token.id, token.text)
+                shown.append(BaselineToken(id, 0.02 * position + 0.02, text, 0.25))
                 yield shown[-1]
             if shown:
-                same = None if stop.is_set() else [one.id for one in shown] == [*trace.token_ids]
+                same = tuple(token.id for token in shown) == trace.token_ids
+                same = None if stop.is_set() else same
                 baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
                 trace = dataclasses.replace(trace, baseline=baseline, identical=same)
             yield trace
@@ -168,8 +169,10 @@ def at_pace(trace: Trace, seconds: float, baseline_seconds: float) -> Trace:
 
     def paced(events: Sequence, whole: float) -> tuple:
         begin, span = events[0].shown_at, events[-1].shown_at - events[0].shown_at
-        times = [begin + whole * (one.shown_at - begin) / span for one in events]
-        return tuple(map(lambda one, at: dataclasses.replace(one, shown_at=at), events, times))
+        times = [begin + whole * (event.shown_at - begin) / span for event in events]
+        return tuple(
+            map(lambda event, time: dataclasses.replace(event, shown_at=time), events, times)
+        )
 
     tokens = paced(trace.baseline.tokens, baseline_seconds)
     baseline = dataclasses.replace(trace.baseline, tokens=tokens)
@@ -178,17 +181,19 @@ def at_pace(trace: Trace, seconds: float, baseline_seconds: float) -> Trace:
 
 
 def scored(id: int, count: int) -> Logprobs:
-    return Logprobs(-id / 8, tuple((id + at, -(id + at) / 8) for at in range(count)))
+    return Logprobs(-id / 8, tuple((id + offset, -(id + offset) / 8) for offset in range(count)))
 
 
-def _round(at: int, text: str) -> Round:
-    shown_at = 0.01 * at + 0.01
-    if at == 0:
+def _round(number: int, text: str) -> Round:
+    shown_at = 0.01 * number + 0.01
+    if number == 0:
         return Round((), EmittedToken(1, "first", 0.5, text), 0.0, 0.01, shown_at)
-    if at % 2:
-        return Round((DraftToken(at + 1, 0.5, 0.5, True, text=text),), None, 0.001, 0.01, shown_at)
+    if number % 2:
+        return Round(
+            (DraftToken(number + 1, 0.5, 0.5, True, text=text),), None, 0.001, 0.01, shown_at
+        )
     wrong = DraftToken(99, 0.5, 0.1, False, text=text)
-    return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
+    return Round((wrong,), EmittedToken(number + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -135,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/spaces/"):  # the files that are there before an upload
             self.answer([])
             return
-        found = re.fullmatch(r"/api/models/(.+?)(?:/revision/([^/]+))?()", path)
-        found = found or re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
-        repo, revision, name = found.groups() if found else ("", None, "")
+        match = re.fullmatch(r"/api/models/(.+?)(?:/revision/([^/]+))?()", path)
+        match = match or re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
+        repo, revision, name = match.groups() if match else ("", None, "")
         repository = self.hub.repositories.get(repo)
         if repository is None:
             self.fail(401, "RepoNotFound")
@@ -157,32 +157,32 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         hub.requests.append(path)
         if path.endswith("/repos/create"):
-            asked = json.loads(body)
-            self.answer({"url": f"{hub.url}/spaces/{asked['organization']}/{asked['name']}"})
+            wish = json.loads(body)
+            self.answer({"url": f"{hub.url}/spaces/{wish['organization']}/{wish['name']}"})
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
             files = json.loads(body)["files"]
             modes = [
                 {
-                    "path": one["path"],
+                    "path": entry["path"],
                     "uploadMode": "lfs"
-                    if is_binary(base64.b64decode(one["sample"]))
+                    if is_binary(base64.b64decode(entry["sample"]))
                     else "regular",
                     "shouldIgnore": False,
                     "oid": None,
                 }
-                for one in files
+                for entry in files
             ]
             self.answer({"files": modes})
         elif path.endswith("/info/lfs/objects/batch"):
             wanted = json.loads(body)["objects"]
-            action = {one["oid"]: {"href": f"{hub.url}/blobs/{one['oid']}"} for one in wanted}
-            objects = [{**one, "actions": {"upload": action[one["oid"]]}} for one in wanted]
+            action = {entry["oid"]: {"href": f"{hub.url}/blobs/{entry['oid']}"} for entry in wanted}
+            objects = [{**entry, "actions": {"upload": action[entry["oid"]]}} for entry in wanted]
             self.answer({"objects": objects, "transfer": "basic"})
         elif "/commit/" in path:
             lines = [json.loads(line) for line in body.splitlines()]
-            self.commit([(one["key"], one["value"]) for one in lines])
+            self.commit([(entry["key"], entry["value"]) for entry in lines])
         else:
             self.fail(404, "EntryNotFound")
 
@@ -193,12 +193,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def commit(self, operations: list[tuple[str, dict]]) -> None:
         files = {}
-        for kind, one in operations:
+        for kind, entry in operations:
             if kind == "file":
-                files[one["path"]] = base64.b64decode(one["content"])
+                files[entry["path"]] = base64.b64decode(entry["content"])
             elif kind == "lfsFile":
-                files[one["path"]] = self.hub.blobs[one["oid"]]
-        if any(kind == "file" and is_binary(files[one["path"]]) for kind, one in operations):
+                files[entry["path"]] = self.hub.blobs[entry["oid"]]
+        if any(kind == "file" and is_binary(files[entry["path"]]) for kind, entry in operations):
             self.fail(400, "BadRequest")  # as a git push of a binary file is
             return
         self.hub.space |= files

@@ -54,10 +54,10 @@ def logits_of(xml: Path, *chunks: np.ndarray) -> np.ndarray:
         length += ids.shape[1]
         positions = np.arange(length - ids.shape[1], length)[None]
         mask = np.ones((1, length), np.int64)
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         names = {name for port in request.model_inputs for name in port.names}
-        given |= {"beam_idx": np.zeros(1, np.int32)}
-        result = request.infer({name: given[name] for name in names & set(given)})
+        inputs |= {"beam_idx": np.zeros(1, np.int32)}
+        result = request.infer({name: inputs[name] for name in names & set(inputs)})
         rows.append(result["logits"][0].copy())
     return np.concatenate(rows)
 
@@ -89,10 +89,10 @@ def test_logits_are_those_of_torch(tmp_path, own):
     paged = PagedModel(xml, ModelSettings("CPU", tuple(EXACT.items())))
     with paged.new_sequence() as sequence:
         [logits] = paged.forward([Run(sequence, IDS[0].tolist(), IDS.shape[1])])
-        found = [logits.rows, logits_of(xml, IDS)]
-    found.append(logits_of(xml, IDS[:, :5], IDS[:, 5:6], IDS[:, 6:]))
-    for one in found:
-        assert abs(one - expected).max() < 1e-4
+        results = [logits.rows, logits_of(xml, IDS)]
+    results.append(logits_of(xml, IDS[:, :5], IDS[:, 5:6], IDS[:, 6:]))
+    for rows in results:
+        assert abs(rows - expected).max() < 1e-4
 
 
 def test_int8_logits_are_those_of_optimum_intels_export(tiny_home, tmp_path):
@@ -121,8 +121,8 @@ def test_int4_weights_are_those_that_nncf_chooses(tmp_path):
         model, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=128, ratio=1.0
     )
     alike = [
-        np.mean(np.frombuffer(one, np.uint8) == np.frombuffer(other, np.uint8))
-        for one, other in zip(own, packed(theirs), strict=True)
+        np.mean(np.frombuffer(ours, np.uint8) == np.frombuffer(other, np.uint8))
+        for ours, other in zip(own, packed(theirs), strict=True)
     ]
     # Here weights are divided by the 16-bit scale that is stored; nncf divides by the 32-bit one.
     assert min(alike) > 0.98 and len(own) == 12 and len(output) == 1000 * 128 // 2
@@ -134,9 +134,9 @@ def saved(tmp_path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("kept", [0, 300, 100_000])
-def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(saved, tmp_path, kept):
-    os.truncate(saved / "model.safetensors", kept)
+@pytest.mark.parametrize("size", [0, 300, 100_000])
+def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(saved, tmp_path, size):
+    os.truncate(saved / "model.safetensors", size)
     with pytest.raises(FetchError, match="damaged or truncated"):
         exporting.export(saved, tmp_path / "out", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -64,25 +64,25 @@ def test_logits_and_the_next_state_are_those_of_the_equations(tmp_path, own):
     tokens, states = rng.integers(0, VOCABULARY, COUNT), rng.normal(size=(COUNT, width))
     logits, state, _ = reference.rows(reference.fused(states), tokens, reference.empty)
     compiled = ov.Core().compile_model(exported(source), "CPU", EXACT)
-    given = {"hidden_states": states, "position_ids": np.arange(COUNT)}
+    inputs = {"hidden_states": states, "position_ids": np.arange(COUNT)}
     if own.get("embedding", True):
-        given["input_ids"] = tokens
+        inputs["input_ids"] = tokens
     else:
-        given["inputs_embeds"] = embedding[tokens].astype(np.float32)
-    given["attention_mask"] = np.ones(COUNT, np.int64)
+        inputs["inputs_embeds"] = embedding[tokens].astype(np.float32)
+    inputs["attention_mask"] = np.ones(COUNT, np.int64)
     batch = {name: value[None].astype(np.float32 if value.dtype == float else value.dtype)
-             for name, value in given.items()}  # fmt: skip
-    found = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
+             for name, value in inputs.items()}  # fmt: skip
+    results = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
     assert logits.std() > 0.5
-    assert abs(found["logits"][0] - logits).max() < 1e-4
-    assert abs(found["state"][0] - state).max() < 1e-4
-    assert np.array_equal(found["d2t"] + np.arange(len(reference.tokens)), reference.tokens)
+    assert abs(results["logits"][0] - logits).max() < 1e-4
+    assert abs(results["state"][0] - state).max() < 1e-4
+    assert np.array_equal(results["d2t"] + np.arange(len(reference.tokens)), reference.tokens)
 
 
 def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_eight(tmp_path):
     model = ov.Core().read_model(exported(written(tmp_path), "int4"))
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    kinds = [one.get_element_type() for one in constants if len(one.shape) > 1]
+    kinds = [node.get_element_type() for node in constants if len(node.shape) > 1]
     assert kinds.count(ov.Type.i8) == 2
     assert kinds.count(ov.Type.i4) == 8
 
@@ -133,14 +133,20 @@ def test_what_the_graph_lacks_is_named(tmp_path, own, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda one: one.pop("fc.weight"), "fc.weight should be .* there is none"),
-        (lambda one: one.pop("d2t"), "no tensor d2t"),
-        (lambda one: one.update({"norm.weight": one["norm.weight"][:-1]}), r"it is \[127\]"),
-        (lambda one: one.update(d2t=one["d2t"][:-1]), "d2t should be 400 integers"),
-        (lambda one: one.update(d2t=one["d2t"].astype(np.float32)), "of F32"),
-        (lambda one: one.update(d2t=one["d2t"] + VOCABULARY), "damaged tensor d2t"),
-        (lambda one: one.update(d2t=-np.arange(ROWS)), "damaged tensor d2t"),
-        (lambda one: one.update({"extra.weight": one["fc.weight"]}), "extra.weight, which EAGLE-3"),
+        (lambda tensors: tensors.pop("fc.weight"), "fc.weight should be .* there is none"),
+        (lambda tensors: tensors.pop("d2t"), "no tensor d2t"),
+        (
+            lambda tensors: tensors.update({"norm.weight": tensors["norm.weight"][:-1]}),
+            r"it is \[127\]",
+        ),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"][:-1]), "d2t should be 400 integers"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"].astype(np.float32)), "of F32"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"] + VOCABULARY), "damaged tensor d2t"),
+        (lambda tensors: tensors.update(d2t=-np.arange(ROWS)), "damaged tensor d2t"),
+        (
+            lambda tensors: tensors.update({"extra.weight": tensors["fc.weight"]}),
+            "extra.weight, which EAGLE-3",
+        ),
     ],
 )
 def test_tensors_that_do_not_go_with_the_configuration_are_named(tmp_path, change, message):

@@ -173,7 +173,9 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     monkeypatch.setattr("specdemo.convert.exporting.memory_bytes", lambda: memory)
     export(file, tmp_path / "ir", "auto")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
-    kinds = [one.get_element_type() for one in model.get_ops() if one.get_type_name() == "Constant"]
+    kinds = [
+        node.get_element_type() for node in model.get_ops() if node.get_type_name() == "Constant"
+    ]
     assert ov.Type.i8 in kinds and (ov.Type.i4 in kinds) == four
 
 
@@ -188,7 +190,9 @@ def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
     parts = sorted(tmp_path.glob("*.gguf"))
-    assert [one.name for one in parts] == [f"tiny-{at:05}-of-00003.gguf" for at in (1, 2, 3)]
+    assert [path.name for path in parts] == [
+        f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)
+    ]
     export(file, tmp_path / "whole", "int8")
     export(parts[1], tmp_path / "joined", "int8")
     for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
@@ -238,23 +242,27 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
         ids = own.encode(text, special=False)
         assert own.decode(ids) == (text if pre != "qwen2" else text.replace("e\u0301", "é"))
         assert own.encode(text) == reference.encode(text, add_special_tokens=False).ids
-    assert own.special_ids == {reference.token_to_id(one) for one in tiny_gguf.SPECIAL}
+    assert own.special_ids == {reference.token_to_id(token) for token in tiny_gguf.SPECIAL}
     assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
 
 
 def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
     words = [
-        one.replace("Ġ", "▁") for one in tiny_gguf.vocabulary()[0] if one.isascii() or "Ġ" in one
+        word.replace("Ġ", "▁")
+        for word in tiny_gguf.vocabulary()[0]
+        if word.isascii() or "Ġ" in word
     ]
-    words = [one for one in words if one not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
+    words = [word for word in words if word not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     kinds += [TokenType.NORMAL] * len(words)
-    scores = [0.0] * 259 + [-float(at) for at in range(len(words))]
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))]
     fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
     fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     file = gguf_file.Gguf(
-        tmp_path / "tiny.gguf", {f"tokenizer.ggml.{name}": one for name, one in fields.items()}, {}
+        tmp_path / "tiny.gguf",
+        {f"tokenizer.ggml.{name}": value for name, value in fields.items()},
+        {},
     )
     vocabulary.write(file, tmp_path)
     own = Tokenizer(tmp_path / "tokenizer.json")
@@ -272,16 +280,16 @@ def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
     """SentencePiece's rule, as llama.cpp has it, for tokens in the order of their scores."""
     parts = list("▁" + text.replace(" ", "▁")) if text else []
     while pairs := [
-        (ids[left + right], at)
-        for at, (left, right) in enumerate(itertools.pairwise(parts))
+        (ids[left + right], place)
+        for place, (left, right) in enumerate(itertools.pairwise(parts))
         if left + right in ids
     ]:
-        _, at = min(pairs)
-        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+        _, place = min(pairs)
+        parts[place : place + 2] = ["".join(parts[place : place + 2])]
     pieces = [
-        [part] if part in ids else [f"<0x{one:02X}>" for one in part.encode()] for part in parts
+        [part] if part in ids else [f"<0x{byte:02X}>" for byte in part.encode()] for part in parts
     ]
-    return [ids[one] for piece in pieces for one in piece]
+    return [ids[token] for piece in pieces for token in piece]
 
 
 def reference_tokenizer(pre: str):
@@ -292,9 +300,9 @@ def reference_tokenizer(pre: str):
     tokens, merges = tiny_gguf.vocabulary()
     ids = {token: id for id, token in enumerate(tokens)}
     kind = Qwen2Tokenizer if pre == "qwen2" else GPT2Tokenizer
-    found = kind(vocab=ids, merges=[tuple(one.split()) for one in merges])._tokenizer
-    found.add_special_tokens(list(tiny_gguf.SPECIAL))
-    found.add_tokens([tiny_gguf.ADDED])
+    tokenizer = kind(vocab=ids, merges=[tuple(pair.split()) for pair in merges])._tokenizer
+    tokenizer.add_special_tokens(list(tiny_gguf.SPECIAL))
+    tokenizer.add_tokens([tiny_gguf.ADDED])
     words = {
         "llama-bpe": PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|"),
         "smollm": None,
@@ -302,13 +310,13 @@ def reference_tokenizer(pre: str):
     if pre == "llama-bpe":
         split = pre_tokenizers.Split(Regex(words[pre]), "isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        found.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
     elif pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        found.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-    return found
+    return tokenizer
 
 
 def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path):
@@ -319,7 +327,7 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
     assert thinking.text([Message("user", "Hi")]).endswith("assistant\n")
     ids, limit = ir.read_config(tmp_path)
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
-    assert ids == {tokenizer.token_id(one) for one in ("<|im_end|>", "<|endoftext|>")}
+    assert ids == {tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert limit == 256
 
 
@@ -327,30 +335,30 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("llama__rope__scaling__type", "yarn", r"scales its positions \(yarn\): not supported"),
         ("tokenizer__ggml__model", "t5", r"vocabulary of the kind 't5', 'qwen2'; Sentence"),
     ],
 )
-def test_a_feature_that_is_not_supported_is_named_in_one_sentence(tmp_path, field, value, said):
+def test_a_feature_that_is_not_supported_is_named_in_one_sentence(tmp_path, field, value, message):
     kind = {field: (value, GGUFValueType.STRING)}
     tiny_gguf.write(tmp_path / "own.gguf", tiny_gguf.torch_model("llama"), "llama", **kind)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         export(tmp_path / "own.gguf", tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kept", [0, 3, 20, 30, 5000, 150_000])
-def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, kept):
-    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:kept])
+@pytest.mark.parametrize("size", [0, 3, 20, 30, 5000, 150_000])
+def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, size):
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:size])
     with pytest.raises(BadInput, match=r"damaged or truncated|not a GGUF file"):
         export(tmp_path / "cut.gguf", tmp_path / "out", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["cut.gguf"]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (b"llama", b"mamba", "architecture 'mamba'; GGUF files of llama, qwen2, qwen3 can be run"),
         (b"GGUF\x03", b"GGUF\x07", "of version 7"),
@@ -362,24 +370,24 @@ def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, 
     ],
     ids=str,
 )
-def test_what_cannot_be_run_is_named_in_one_sentence(file, tmp_path, old, new, said):
+def test_what_cannot_be_run_is_named_in_one_sentence(file, tmp_path, old, new, message):
     (tmp_path / "bad.gguf").write_bytes(file.read_bytes().replace(old, new))
-    with pytest.raises((BadInput, FetchError), match=said):
+    with pytest.raises((BadInput, FetchError), match=message):
         export(tmp_path / "bad.gguf", tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_tensor_of_an_unknown_type_or_a_wrong_shape_is_refused(file, tmp_path):
     data, name = file.read_bytes(), b"blk.0.attn_v.weight"
-    at = data.index(name) + len(name) + 4
-    for change, said in (
+    offset = data.index(name) + len(name) + 4
+    for change, message in (
         (struct.pack("<QQI", 128, 64, 99), "unknown type 99"),
         (struct.pack("<QQ", 64, 128), r"attn_v.weight should be \[64, 128\]"),
         (struct.pack("<QQ", 127, 64), "damaged or truncated"),
         (struct.pack("<QQ", 2**40, 2**40), "damaged or truncated"),
     ):
-        (tmp_path / "bad.gguf").write_bytes(data[:at] + change + data[at + len(change) :])
-        with pytest.raises((BadInput, FetchError), match=said):
+        (tmp_path / "bad.gguf").write_bytes(data[:offset] + change + data[offset + len(change) :])
+        with pytest.raises((BadInput, FetchError), match=message):
             export(tmp_path / "bad.gguf", tmp_path / "out", "int8")
 
 
@@ -399,9 +407,9 @@ PIECES = {"model": "llama", "scores": [0.0] * 30_000, "bos_token_id": 0, "add_bo
     ("tokens", "kind", "words"),
     [
         (["<unk>", "a" * 400_000], TokenType.NORMAL, "tokens.1 is 'a.*at most 1024 characters"),
-        ([f"<{at}>" for at in range(20_000)], TokenType.CONTROL, "more than 10,000 tokens"),
+        ([f"<{number}>" for number in range(20_000)], TokenType.CONTROL, "more than 10,000 tokens"),
         (
-            [f"{at}" * 150 for at in range(10_000)],
+            [f"{number}" * 150 for number in range(10_000)],
             TokenType.NORMAL,
             "more than 4,194,304 characters",
         ),
@@ -451,10 +459,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(file, tmp_path, mon
     read = weights.Tensor.read
     count = itertools.count()
 
-    def replacing(*given):
+    def replacing(*arguments):
         if next(count) == 5:
             os.utime(path, (1, 1))
-        return read(*given)
+        return read(*arguments)
 
     monkeypatch.setattr(weights.Tensor, "read", replacing)
     with pytest.raises(FetchError, match="was replaced while it was read"):
@@ -476,8 +484,8 @@ def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path):
 def test_a_gguf_file_is_named_by_its_path_or_by_repository_and_kind(file, monkeypatch):
     own = sources.source_of(str(file), "--model", "int8")
     assert (own.repo, own.name) == (str(file), "tiny-Q8_0")
-    found = sources.source_of("Qwen/Some-GGUF:Q4_K_M", "--model", "int4")
-    assert found.name == "Qwen/Some-GGUF:Q4_K_M"
+    remote = sources.source_of("Qwen/Some-GGUF:Q4_K_M", "--model", "int4")
+    assert remote.name == "Qwen/Some-GGUF:Q4_K_M"
     names = ["a-q4_k_m.gguf", "a-q8_0-00001-of-00002.gguf", "a-q8_0-00002-of-00002.gguf", "x.json"]
     assert hub._choose(names, "o/n:Q4_K_M") == ["a-q4_k_m.gguf"]
     assert hub._choose(names, "o/n:q8_0") == names[1:3]

@@ -45,7 +45,7 @@ def test_rounding_along_text_is_closer_than_simple_rounding_in_the_same_form(fil
     export(file, tmp_path / "simple", "int4")
     export(file, tmp_path / "rounded", "int4", own_text=lambda: TEXTS)
     whole, simple, rounded = (logits(tmp_path / name) for name in ("whole", "simple", "rounded"))
-    simple, rounded = (np.square(one - whole).mean() for one in (simple, rounded))
+    simple, rounded = (np.square(rows - whole).mean() for rows in (simple, rounded))
     assert 0 < rounded < 0.8 * simple
     sizes = [(tmp_path / name / ir.WEIGHTS).stat().st_size for name in ("simple", "rounded")]
     assert sizes[0] == sizes[1]

@@ -27,30 +27,33 @@ FILES = {"": "requirements.txt"} | {
 def declared(extra: str) -> dict[str, Requirement]:
     """The requirements of an extra by name; "" for those of the package itself."""
     lines = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
-    found = {one.name: one for one in map(Requirement, lines)}
-    if own := found.pop("specdemo", None):
-        found |= {name: one for extra in own.extras for name, one in declared(extra).items()}
-    return found
+    requirements = {requirement.name: requirement for requirement in map(Requirement, lines)}
+    if own := requirements.pop("specdemo", None):
+        for extra in own.extras:
+            requirements |= declared(extra)
+    return requirements
 
 
 def pinned(file: str) -> dict[str, str]:
     """The versions that a requirements file pins, by name, without those of requirements.txt."""
     text = (ROOT / file).read_text()
-    found = dict(re.findall(r"^([\w-]+)\S*==(\S+)", text, re.M))
+    versions = dict(re.findall(r"^([\w-]+)\S*==(\S+)", text, re.M))
     for other in set(re.findall(r"^-r (\S+)", text, re.M)) - {FILES[""]}:
-        found |= pinned(other)
-    return found
+        versions |= pinned(other)
+    return versions
 
 
 @pytest.mark.parametrize("extra", FILES)
 def test_requirements_pin_a_version_of_everything_that_pyproject_bounds(extra):
     wanted, pins = declared(extra), pinned(FILES[extra])
-    assert set(pins) == {name for name, one in wanted.items() if one.specifier}
-    assert [name for name, one in pins.items() if one not in wanted[name].specifier] == []
+    assert set(pins) == {name for name, requirement in wanted.items() if requirement.specifier}
+    assert [name for name, pin in pins.items() if pin not in wanted[name].specifier] == []
 
 
 def test_what_comes_with_gradio_is_installed():
-    assert all(version(name) for name, one in declared("").items() if not one.specifier)
+    assert all(
+        version(name) for name, requirement in declared("").items() if not requirement.specifier
+    )
 
 
 def test_actions_are_pinned_by_hash():

@@ -46,9 +46,9 @@ def chosen() -> list[str]:
 @pytest.fixture
 def here(monkeypatch) -> set[str]:
     """The names of the models that are on this disk."""
-    found: set[str] = set()
-    monkeypatch.setattr(sources, "here", lambda source: source.name in found)
-    return found
+    names: set[str] = set()
+    monkeypatch.setattr(sources, "here", lambda source: source.name in names)
+    return names
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     ]
     measured.keep(measured.TUNED, {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
-    asked = replace(CHOICE, assistant_model=DRAFTS[2])
-    assert chosen_draft(chosen_pair(asked), asked)[0].name == DRAFTS[2]
+    named = replace(CHOICE, assistant_model=DRAFTS[2])
+    assert chosen_draft(chosen_pair(named), named)[0].name == DRAFTS[2]
     here.discard(DRAFTS[1])
     assert chosen() == (used and DRAFTS[:1]), "the winner was deleted"
     for device in ("device", "draft_device"):
@@ -123,22 +123,22 @@ def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
 
 def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys):
     assert cli.main(["tune", "tiny", "--limit", "1", "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     raced = [draft.name for draft in tiny_pair.drafts]
-    assert [row["draft"] for row in said["rows"]] == [*raced, NO_DRAFT]
-    assert [row["draft_seconds"] > 0 for row in said["rows"]] == [True, True, False]
-    best = max(said["rows"], key=lambda row: row["speedup"])["draft"]
-    assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
+    assert [row["draft"] for row in report["rows"]] == [*raced, NO_DRAFT]
+    assert [row["draft_seconds"] > 0 for row in report["rows"]] == [True, True, False]
+    best = max(report["rows"], key=lambda row: row["speedup"])["draft"]
+    assert report["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
 
 
 def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair):
     free = {"device": "torch:cpu", "kv_cache": "u8", "thinking": True}
-    asked = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
+    choice = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
     with pytest.raises(BadInput, match=r"--assistant-model '\./nowhere'"):
-        next(tune(asked, pytest.fail, drafts=["./nowhere"], prompts=1))
+        next(tune(choice, pytest.fail, drafts=["./nowhere"], prompts=1))
     opened = Mock(side_effect=RequestFailed("no models"))
     with pytest.raises(RequestFailed, match="no models"):
-        list(tune(asked, opened, prompts=1))
+        list(tune(choice, opened, prompts=1))
     opened.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
     assert measured.read(measured.TUNED, {"pair": "tiny"}) is None
 
@@ -150,9 +150,9 @@ def test_agreement_is_less_for_fewer_bits(tiny_llama_pair, tiny_home):
     rounded = ir_folder(tiny_home, "llama-target", "int4") / "openvino_model.xml"
     rounded = replace(tiny_llama_pair, target=rounded)
     prompts = [BenchPrompt(text, "x", text) for text in ("one two", "hello")]
-    found = agreement(tiny_llama_pair, rounded, prompts, Settings(max_new_tokens=24))
-    assert (found["prompts"], found["tokens"]) == (2, 48)
-    assert 0.2 < found["agreement"] < 1 and found["identical"] < 2
+    result = agreement(tiny_llama_pair, rounded, prompts, Settings(max_new_tokens=24))
+    assert (result["prompts"], result["tokens"]) == (2, 48)
+    assert 0.2 < result["agreement"] < 1 and result["identical"] < 2
 
 
 def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys):
@@ -199,14 +199,14 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     )
     loaded = load_pair(chosen_pair(choice), choice=choice)
     assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
-    asked = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
+    settings = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
     with Session(loaded) as session:
-        *_, trace = session.race("Hello", asked, measured=False)
+        *_, trace = session.race("Hello", settings, measured=False)
     assert trace.identical and len(trace.token_ids) == 30
     text, drafted = trace.prompt_tokens, []
-    for one in trace.rounds:
-        drafted += [text + at for at in range(len(one.drafted))]
-        text += len(one.tokens)
+    for round_ in trace.rounds:
+        drafted += [text + offset for offset in range(len(round_.drafted))]
+        text += len(round_.tokens)
     assert 20 < max(drafted) <= 24, "the last proposal follows the 24th token"
 
 
@@ -279,7 +279,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
     with Session(tiny_llama_pair) as session:
         *_, first = session.race("hello", settings)
-        found = session.info.numerics_found
+        numerics_found = session.info.numerics_found
         acceptance = deepcopy(session._engine.profile.acceptance)
 
     def refuse(*_, **__):
@@ -290,7 +290,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     with Session(tiny_llama_pair) as session:
         assert acceptance and session._engine.profile.acceptance == acceptance
         *_, second = session.race("hello", settings)
-        assert session.info.numerics_found == found
+        assert session.info.numerics_found == numerics_found
     assert second.token_ids == first.token_ids and second.identical
 
 

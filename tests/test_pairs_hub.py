@@ -73,17 +73,17 @@ def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(
 ):
     server.add_folder(DOLLY, tiny.dolly)
     server.add_folder(PYTHIA, tiny.pythia)
-    trace, said = answer("Explain fission", "--pair", "dolly-3b", "--baseline")
+    trace, errors = answer("Explain fission", "--pair", "dolly-3b", "--baseline")
     assert trace.identical is True
     assert (trace.pair.target_revision, trace.pair.draft_revision) == (COMMIT, COMMIT)
     assert sum(round_.accepted for round_ in trace.rounds) > 0
     assert max(trace.token_ids) < 50_280
-    assert f"Downloading {DOLLY}" in said
+    assert f"Downloading {DOLLY}" in errors
     server.stop()
 
-    again, said = answer("Explain fission", "--pair", "dolly-3b")
+    again, errors = answer("Explain fission", "--pair", "dolly-3b")
     assert again.token_ids == trace.token_ids
-    assert "Downloading" not in said
+    assert "Downloading" not in errors
     assert cli.main(["pairs", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)
     ready = [row["name"] for row in rows if row["ready"]]
@@ -106,7 +106,9 @@ def test_files_with_a_byte_order_mark_are_read(tiny, tmp_path):
     files = [*marked.glob("*.json"), *marked.glob("*.jinja")]
     for path in files:
         path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {one.name for one in files}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {
+        path.name for path in files
+    }
     plain, loaded = load_own(tiny.dolly), load_own(marked)
     assert loaded.tokenizer.encode("a b") == plain.tokenizer.encode("a b")
     assert loaded.stop_ids == plain.stop_ids | {7} and loaded.template.name == "chat"
@@ -119,16 +121,16 @@ def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_
     server.add_folder("made-up/big", tiny.gpt2_xl)
     server.add_folder("made-up/small", tiny.gpt2)
     options = ("Once upon a time", "--model", "made-up/big", "--assistant-model", "made-up/small")
-    trace, said = answer(*options, "--baseline")
+    trace, errors = answer(*options, "--baseline")
     assert trace.identical is True
     assert trace.pair.target_revision == COMMIT
-    assert "Exporting made-up/big" in said
-    assert "Exporting made-up/small" not in said
+    assert "Exporting made-up/big" in errors
+    assert "Exporting made-up/small" not in errors
     [exported] = (tmp_path / "home" / "exported").glob("big-*")
     assert {"tokenizer.json", "sha256.json"} <= {path.name for path in exported.iterdir()}
     server.stop()
-    again, said = answer(*options)
-    assert "Exporting" not in said
+    again, errors = answer(*options)
+    assert "Exporting" not in errors
     assert again.token_ids == trace.token_ids
 
 
@@ -147,7 +149,7 @@ def test_only_the_files_that_are_needed_are_fetched_with_progress_in_bytes(decod
 def test_what_another_program_put_into_the_hubs_cache_is_used_at_its_commit(server, decoder):
     huggingface_hub.snapshot_download(REPO)
     server.stop()
-    assert [fetch(one).revision for one in (REPO, f"{REPO}@{COMMIT}")] == [COMMIT, COMMIT]
+    assert [fetch(name).revision for name in (REPO, f"{REPO}@{COMMIT}")] == [COMMIT, COMMIT]
 
 
 def test_a_checkpoint_that_lacks_a_shard_is_not_taken_for_a_whole_one(server):
@@ -156,9 +158,9 @@ def test_a_checkpoint_that_lacks_a_shard_is_not_taken_for_a_whole_one(server):
     files |= {"model.safetensors.index.json": json.dumps(index).encode()}
     files |= dict.fromkeys(("config.json", "tokenizer.json"), b"{}")
     server.repositories[REPO] = Repository(files)
-    [found] = sources.prepare([Source(REPO, REPO, export=sources.AS_IT_IS)])
+    [snapshot] = sources.prepare([Source(REPO, REPO, export=sources.AS_IT_IS)])
     assert in_cache()
-    (found.folder / "m-2-of-2.safetensors").unlink()
+    (snapshot.folder / "m-2-of-2.safetensors").unlink()
     assert not in_cache()
 
 
@@ -174,7 +176,7 @@ def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, m
     assert not in_cache(), "half a model was taken for a whole one"
     server.finish_transfers()
     folder = fetch().folder
-    [served] = [one for one in server.served if one.name == BIN]
+    [served] = [transfer for transfer in server.served if transfer.name == BIN]
     assert (served.start, served.sent) == (150_000, 150_000)
     assert (folder / BIN).read_bytes() == decoder.files[BIN]
 
@@ -415,6 +417,6 @@ def test_the_default_is_a_pair_that_is_here_and_names_what_may_be_fetched_unaske
     for repo in (DOLLY, PYTHIA) if here else ():
         fetch(repo)
     server.requests.clear()
-    found = registry.default_pair()
-    assert (found.pair.name, found.later and found.later.name) == (name, later)
+    default = registry.default_pair()
+    assert (default.pair.name, default.later and default.later.name) == (name, later)
     assert server.requests == []

@@ -53,32 +53,33 @@ def raced(*seconds: tuple[float, float], **changes) -> Trace:
 
 def alike(*speedups: float, seconds: float = 0.1) -> Trace:
     """Races of `seconds` with these speed-ups."""
-    return raced(*((seconds, seconds * one) for one in speedups))
+    return raced(*((seconds, seconds * speedup) for speedup in speedups))
 
 
 @given(RACES)
 def test_the_race_on_show_is_the_median_one_of_those_that_count(races):
     trace = race.on_show([TRACE, *races])
     assert len(trace.repeats) == len(races)
-    counting = [one for one in races if not one.disturbed] or [TRACE]
-    speedups = sorted(summarize(one).speedup for one in counting)
-    found = race.verdict(trace)
-    assert found.speedup == speedups[(len(speedups) - 1) // 2] == summarize(trace).speedup
-    assert found.range == pytest.approx((speedups[0], speedups[-1]))
-    assert found.races == len(speedups)
+    counting = [other for other in races if not other.disturbed] or [TRACE]
+    speedups = sorted(summarize(other).speedup for other in counting)
+    result = race.verdict(trace)
+    assert result.speedup == speedups[(len(speedups) - 1) // 2] == summarize(trace).speedup
+    assert result.range == pytest.approx((speedups[0], speedups[-1]))
+    assert result.races == len(speedups)
     assert from_json(to_json(trace)) == trace
 
 
 @given(RACES)
 def test_a_race_is_repeated_until_its_seconds_or_its_agreement_suffice_and_never_for_long(races):
     trace = race.on_show([TRACE, *races])
-    found = race.verdict(trace)
-    figures = [summarize(one) for one in races if not one.disturbed] or [summarize(TRACE)]
-    least, most = found.range
-    seconds = sum(one.decode_seconds for one in figures)
-    baseline_seconds = sum(one.baseline_decode_seconds for one in figures)
+    result = race.verdict(trace)
+    counting = [other for other in races if not other.disturbed] or [TRACE]
+    figures = list(map(summarize, counting))
+    least, most = result.range
+    seconds = sum(summary.decode_seconds for summary in figures)
+    baseline_seconds = sum(summary.baseline_decode_seconds for summary in figures)
     long = min(seconds, baseline_seconds) >= race.ENOUGH_SECONDS
-    close = least >= 0.95 * found.speedup and most <= 1.05 * found.speedup
+    close = least >= 0.95 * result.speedup and most <= 1.05 * result.speedup
     stops = long or len(figures) >= 3 and close or len(races) >= race.MOST_REPEATS
     assert race.enough(trace) == stops
 
@@ -123,7 +124,7 @@ def test_a_difference_is_claimed_where_the_whole_range_shows_it(speedups, headli
     assert (words["headline"], words["tone"]) == (headline, tone)
     assert ends in words["sentence"]
     [shown, watched, *others] = words["races"]
-    assert shown["counted"] and all(one["counted"] for one in others)
+    assert shown["counted"] and all(other["counted"] for other in others)
     assert not watched["counted"] and "watched" in watched["why"]
     assert f"{shown['speedup']:.2f}" == f"{sorted(speedups)[(len(speedups) - 1) // 2]:.2f}"
 
@@ -143,9 +144,9 @@ def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched()
     assert from_json(to_json(trace)) == trace
     data = json.loads(to_json(trace))
     assert data["schema"] == 1
-    for one in data["repeats"]:
+    for repeat in data["repeats"]:
         for name in ("times", "tokens", "baseline_times"):
-            del one[name]
+            del repeat[name]
     assert race.verdict(from_json(json.dumps(data))) == race.verdict(trace)
     old = json.loads(to_json(TRACE))
     del old["watched"], old["compiling"]
@@ -164,8 +165,8 @@ def envelopes(session: FakeSession, stop_at: str = "") -> list[dict]:
     service = Service(EMBEDDED, lambda pair, report: session)
     service.start()
     running, offer, sent = events.Running(), offers.Offer(EMBEDDED, shared=False), []
-    given = {**offer.defaults, **dataclasses.asdict(Settings(draft_tokens=2)), "question": "a b c"}
-    for text in events.messages(events.race, service, running, offer, Visitor("tab"), given):
+    values = {**offer.defaults, **dataclasses.asdict(Settings(draft_tokens=2)), "question": "a b c"}
+    for text in events.messages(events.race, service, running, offer, Visitor("tab"), values):
         sent.append(json.loads(text))
         if sent[-1]["phase"] == stop_at:
             running.stop("tab")
@@ -202,20 +203,21 @@ def few(monkeypatch):
 
 
 def repeated(session: Session, loading=lambda: False, stop=None, tokens: int = 5) -> list[Trace]:
-    asked = {"repeat": 60.0, "loading": loading, "stop": stop}
-    race = session.race("one two three", Settings(max_new_tokens=tokens), **asked)
+    options = {"repeat": 60.0, "loading": loading, "stop": stop}
+    race = session.race("one two three", Settings(max_new_tokens=tokens), **options)
     return [event for event in race if isinstance(event, Trace)]
 
 
 def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(session, few):
     first, *_, last = repeated(session)
     assert not first.repeats and last.identical and len(last.repeats) == 2
-    assert [one.watched for one in last.repeats].count(True) == 1 and not last.watched
+    assert [repeat.watched for repeat in last.repeats].count(True) == 1 and not last.watched
     assert last.text == first.text and last.baseline.cpu_seconds > 0
-    for one in last.repeats:
-        assert one.seconds > 0 and not one.disturbed
-        assert one.times[-1] == one.seconds and one.baseline_times[-1] == one.baseline_seconds
-        assert one.tokens[-1] == len(one.baseline_times) == len(last.tokens)
+    for repeat in last.repeats:
+        assert repeat.seconds > 0 and not repeat.disturbed
+        assert repeat.times[-1] == repeat.seconds
+        assert repeat.baseline_times[-1] == repeat.baseline_seconds
+        assert repeat.tokens[-1] == len(repeat.baseline_times) == len(last.tokens)
 
 
 def test_both_runs_of_a_race_and_its_repeats_decode_the_same_token_ids(session, few):
@@ -230,8 +232,8 @@ def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(sessi
     assert only.compiling and race.verdict(only) is None
     stop = threading.Event()
     traces = []
-    asked = {"repeat": 60.0, "stop": stop}
-    for event in session.race("one two three", Settings(max_new_tokens=5), **asked):
+    options = {"repeat": 60.0, "stop": stop}
+    for event in session.race("one two three", Settings(max_new_tokens=5), **options):
         if isinstance(event, Trace):
             traces.append(event)
             stop.set()
@@ -240,9 +242,9 @@ def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(sessi
 
 def test_repeated_runs_do_not_learn_the_question(session, few):
     shared = session._engine.target("exact").policy.acceptance
-    asked = {"repeat": 60.0}
+    options = {"repeat": 60.0}
     seen = []
-    for event in session.race("one two three", Settings(max_new_tokens=9), **asked):
+    for event in session.race("one two three", Settings(max_new_tokens=9), **options):
         if isinstance(event, Trace):
-            seen.append({name: list(one.counts) for name, one in shared.items()})
-    assert len(seen) > 1 and all(one == seen[0] for one in seen)
+            seen.append({name: list(rates.counts) for name, rates in shared.items()})
+    assert len(seen) > 1 and all(rates == seen[0] for rates in seen)

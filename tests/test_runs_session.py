@@ -104,8 +104,8 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
     """A forward of one token, as the baseline runs, once puts the second best token first."""
     target = session._engine.target("exact").model
     forward, ones = target.forward, []
-    asked = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
-    trace = answered(session, PROMPTS[0], asked)
+    settings = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
+    trace = answered(session, PROMPTS[0], settings)
 
     def other_choice(batch):
         [logits, *more] = forward(batch)
@@ -119,7 +119,7 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
 
     monkeypatch.setattr(target, "forward", other_choice)
     with pytest.raises(StopIteration) as ended:
-        decoding = race.with_baseline(session, Question(PROMPTS[0], asked), trace)
+        decoding = race.with_baseline(session, Question(PROMPTS[0], settings), trace)
         while True:
             next(decoding)
     trace = ended.value.value
@@ -190,9 +190,9 @@ def test_dropping_the_iterator_frees_its_blocks(chat):
 
 def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answer(tiny_llama_pair):
     pair = dataclasses.replace(tiny_llama_pair, draft=None, context_limit=40)
-    asked = Settings(max_new_tokens=500, draft_tokens=7)
+    settings = Settings(max_new_tokens=500, draft_tokens=7)
     with closing(Session(pair)) as session:
-        trace = answered(session, "hello", asked, baseline=True)
+        trace = answered(session, "hello", settings, baseline=True)
         with pytest.raises(BadInput, match="no draft model"):
             session.answer("hi", Settings(drafter="model"))
     assert trace.finish_reason == "context" and trace.identical
@@ -252,7 +252,7 @@ def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_the_same_tok
 
 def test_requests_at_the_same_time_get_what_each_gets_alone(chat):
     settings = [Settings(max_new_tokens=60), Settings(max_new_tokens=60, temperature=0.8, seed=3)]
-    requests = [(f"{prompt} ", settings[at % 2]) for at, prompt in enumerate(PROMPTS)]
+    requests = [(f"{prompt} ", settings[number % 2]) for number, prompt in enumerate(PROMPTS)]
     alone = [answered(chat, *request) for request in requests]
     forget_prompts(chat)
     with ThreadPoolExecutor(len(requests)) as pool:

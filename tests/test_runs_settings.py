@@ -40,13 +40,13 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
         *_, trace = session.race("one two one two one", settings, measured=False)
         properties = session.target_properties(numerics)
     assert len(trace.token_ids) == 24
-    found = trace.pair.numerics_found
-    assert numerics in found
+    words = trace.pair.numerics_found
+    assert numerics in words
     if kv_cache != "auto":
         assert properties["KV_CACHE_PRECISION"] == kv_cache
-        assert f"KV_CACHE_PRECISION={kv_cache}" in found
-    invariant = "bitwise equal" in found
-    assert invariant or numerics == "fast" or "logits depend" in found
+        assert f"KV_CACHE_PRECISION={kv_cache}" in words
+    invariant = "bitwise equal" in words
+    assert invariant or numerics == "fast" or "logits depend" in words
     assert trace.identical or not (invariant and numerics == "exact")
 
 

@@ -99,7 +99,7 @@ def write_neox_tokenizer(folder: Path, *, dolly: bool) -> None:
     tokenizer = byte_level_tokenizer(filled([end, padding, *words], 50254), merges)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens([end, padding])
-    tokenizer.add_tokens([AddedToken(" " * (24 - at), normalized=True) for at in range(23)])
+    tokenizer.add_tokens([AddedToken(" " * (24 - less), normalized=True) for less in range(23)])
     if dolly:
         tokenizer.add_special_tokens(["### End", "### Instruction:", "### Response:\n"])
     ends = {"bos_token": end, "eos_token": end, "unk_token": end}
@@ -205,7 +205,7 @@ def _save_pair(
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")
     model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")
-    first, second = (model(config(**one)) for one in configs)
+    first, second = (model(config(**sizes)) for sizes in configs)
     copies = dict(second.named_parameters())
     with torch.no_grad():
         for name, weights in first.named_parameters():
