@@ -58,14 +58,8 @@ def record(options: argparse.Namespace) -> None:
 
 
 def write(trace: Trace, path: Path) -> None:
-    def short(value: object) -> object:
-        if isinstance(value, dict):
-            return {name: short(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [short(item) for item in value]
-        return round(value, DIGITS) if isinstance(value, float) else value
-
-    text = as_json(short(json.loads(to_json(trace))))
+    short = json.loads(to_json(trace), parse_float=lambda number: round(float(number), DIGITS))
+    text = as_json(short)
     path.write_text(text + "\n", encoding="utf-8")
     result = verdict(from_json(text))
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB, {trace.machine}")

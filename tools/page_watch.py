@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from specdemo.bench.load_test import started
 
@@ -22,52 +22,50 @@ SETTLED = "before => { const { run, root } = window.specdemo.race; return run !=
 SETTLED += "root.dataset.settled === run; }"
 
 
-def ask_without_page(url: str) -> dict[str, Any]:
-    """The trace of a race that a program asks for, which reads the stream."""
+def ask_without_page(url: str) -> float:
+    """Seconds of decoding of both runs, asked for by a program that reads the stream."""
     body = {"visitor": "program", "values": {"question": QUESTION, "pair": "embedded"}}
     with httpx.stream("POST", f"{url}/race", json=body, timeout=60) as response:
         *_, last = (json.loads(line[6:]) for line in response.iter_lines() if line)
-    return last["trace"]
+    return decoding_seconds(last["trace"])
 
 
-def ask_on_page(page: Page) -> dict[str, Any]:
+def ask_on_page(page: Page) -> float:
     before = page.evaluate("window.specdemo.race.run")
     page.fill("#sd-question textarea", QUESTION)
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_function(SETTLED, arg=before)
-    return page.evaluate("window.specdemo.race.trace")
+    return decoding_seconds(page.evaluate("window.specdemo.race.trace"))
 
 
-def race(url: str, browser: Browser, way: str) -> float:
-    """Seconds of decoding of both runs."""
-    if way == "without":
-        trace = ask_without_page(url)
-    else:
-        page = browser.new_page()
-        page.goto(f"{url}/?speed=steps")
-        page.wait_for_function("document.querySelector('.sd-plot')?.dataset.run")
-        page.wait_for_timeout(2000)
-        trace = ask_without_page(url) if way == "open" else ask_on_page(page)
-        page.close()
+def decoding_seconds(trace: dict[str, Any]) -> float:
     summary = trace["summary"]
     return summary["decode_seconds"] + summary["baseline_decode_seconds"]
 
 
 def main() -> None:
-    seconds: dict[str, list[float]] = {"without": [], "open": [], "watched": []}
+    without, opened, watched = [], [], []
     options = {"HF_HUB_OFFLINE": "1", "SPECDEMO_RACE_SECONDS": "0", "SPECDEMO_PAIR": "embedded"}
     with started("app.py", **options) as server, sync_playwright() as run:
         browser = run.chromium.launch(executable_path=shutil.which("chromium"))
         for _ in range(3):
             ask_without_page(server.url)  # compiles and measures what is missing
-        ways = list(seconds)
-        for _ in range(TURNS):
-            for way in ways:
-                seconds[way].append(race(server.url, browser, way))
-            ways.reverse()
-    for way, times in seconds.items():
-        ratios = [time / least for time, least in zip(times, seconds["without"], strict=True)]
-        print(f"{way}: {median(times):.3f} s, {median(ratios) - 1:+.1%} of the same turn without")
+        for turn in range(TURNS):
+            if turn % 2:
+                without.append(ask_without_page(server.url))
+            page = browser.new_page()
+            page.goto(f"{server.url}/?speed=steps")
+            page.wait_for_function("document.querySelector('.sd-plot')?.dataset.run")
+            page.wait_for_timeout(2000)
+            opened.append(ask_without_page(server.url))
+            watched.append(ask_on_page(page))
+            page.close()
+            if turn % 2 == 0:
+                without.append(ask_without_page(server.url))
+    print(f"without: {median(without):.3f} s")
+    for name, times in (("open", opened), ("watched", watched)):
+        ratios = [time / least for time, least in zip(times, without, strict=True)]
+        print(f"{name}: {median(times):.3f} s, {median(ratios) - 1:+.1%} of the same turn without")
 
 
 if __name__ == "__main__":
