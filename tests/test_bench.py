@@ -89,8 +89,8 @@ def test_speedups_are_total_time_over_total_time():
         Summary(decoded=1, decode_seconds=s, baseline_decoded=1, baseline_decode_seconds=4.0)
         for s in (1.0, 3.0)
     ]
-    rows = [{"task": "qa", "speedup": summary.speedup, "identical": True} for summary in figures]
-    summary = summary_of(rows, figures)
+    measured = [SimpleNamespace(prompt=PROMPTS[0], figures=f, identical=True) for f in figures]
+    summary = summary_of(measured)
     assert summary["speedup"] == summary["speedup_by_task"]["qa"] == 2.0, "not the mean, 2.67"
     assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
 

@@ -3,8 +3,8 @@
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from statistics import median_low
@@ -37,8 +37,6 @@ PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answe
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 PACKAGES = "openvino tokenizers numpy".split()
 IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
-CORE_HOUR_PRICE = 0.05  # of a processor core, in whatever currency; the page's first value too
-PRICE = f"a million tokens at {CORE_HOUR_PRICE} a core and hour"
 WAYS = ("autoregressive", "speculative")
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
@@ -47,6 +45,40 @@ draft dolly-v2-3b, K = 5, on its authors' machine. Ratios compare with those of 
 seconds do not."""
 
 PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
+
+
+@dataclass
+class Measurement:
+    """The races of one prompt with these settings."""
+
+    prompt: BenchPrompt
+    settings: Settings
+    traces: list[Trace] = field(default_factory=list)
+
+    @property
+    def figures(self) -> Summary:
+        """The medians of the races."""
+        return combined(map(summarize, self.traces), median_low)
+
+    @property
+    def identical(self) -> bool:
+        return all(trace.identical for trace in self.traces)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row of a report."""
+        figures = self.figures
+        return {
+            "id": self.prompt.id,
+            "task": self.prompt.task,
+            "tokens": len(self.traces[0].token_ids),
+            "autoregressive_s": figures.baseline_decode_seconds,
+            "speculative_s": figures.decode_seconds,
+            "speedup": figures.speedup,
+            "acceptance_rate": figures.acceptance_rate,
+            "tokens_per_round": figures.tokens_per_round,
+            "identical": self.identical,
+        }
 
 
 def head(pair: PairInfo | None, settings: Settings) -> dict[str, Any]:
@@ -72,14 +104,15 @@ def bench(
     settings' longest answer, tokens) a prompt has a row for each, with `max_new_tokens`, and the
     report `lengths`."""
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
-    work = [(prompt, replace(settings, max_new_tokens=n)) for prompt in prompts for n in limits]
+    work = [
+        Measurement(prompt, replace(settings, max_new_tokens=limit))
+        for prompt in prompts
+        for limit in limits
+    ]
     begun, total = perf_counter(), 1 + len(work)
-    details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
-    rows: list[dict[str, Any]] = []
-    report = {**head(session.info, settings), "rows": rows}
-    traces: list[Trace] = []
-    figures: list[Summary] = []
-    others = PeerAnswers(peers, details["skipped"])
+    skipped: dict[str, str] = {}
+    measured: list[Measurement] = []
+    others = PeerAnswers(peers, skipped)
 
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     yield Progress("warming up", 0, total)
@@ -87,36 +120,45 @@ def bench(
     for variant in others.ask(WARM_UP, short):
         yield Progress(variant, 0, total)
     others.forget()
-    for done, (prompt, settings) in enumerate(work, start=1):
-        yield Progress(f"{prompt.task}: {prompt.id}", done, total)
-        race = Question(prompt.instruction, settings, baseline=True)
+    for done, item in enumerate(work, start=1):
+        name, instruction = item.prompt.id, item.prompt.instruction
+        yield Progress(f"{item.prompt.task}: {name}", done, total)
+        race = Question(instruction, item.settings, baseline=True)
         try:
-            races = [trace_of(session.ask(race)) for _ in range(repeats)]
+            item.traces = [trace_of(session.ask(race)) for _ in range(repeats)]
         except BadInput as error:
-            details["skipped"][prompt.id] = str(error)
+            skipped[name] = str(error)
             continue
-        report["pair"] = races[-1].pair
-        traces += races
-        figures.append(combined(map(summarize, races), median_low))
-        rows.append(row_of(prompt, races, figures[-1]))
-        if len(limits) > 1:
-            rows[-1]["max_new_tokens"] = settings.max_new_tokens
-        if different := [trace for trace in races if not trace.identical]:
-            details["differences"][prompt.id] = describe_difference(different[0])
-        for variant in others.ask(prompt.instruction, settings):
-            yield Progress(f"{variant}: {prompt.id}", done, total)
-        if len(rows) == PILOT_PROMPTS:
+        measured.append(item)
+        for variant in others.ask(instruction, item.settings):
+            yield Progress(f"{variant}: {name}", done, total)
+        if len(measured) == PILOT_PROMPTS:
             others.keep_fastest()
-    report["summary"] = summary_of(rows, figures)
+
+    traces = [trace for item in measured for trace in item.traces]
+    report = head(traces[-1].pair if traces else session.info, settings)
+    report["rows"] = [item.row for item in measured]
+    report["summary"] = summary_of(measured)
     if len(limits) > 1:
-        report["lengths"] = by_length(rows, figures)
-    ours = [trace.token_ids for trace in traces[repeats - 1 :: repeats]]
+        report["lengths"] = by_length(measured)
+        for row, item in zip(report["rows"], measured, strict=True):
+            row["max_new_tokens"] = item.settings.max_new_tokens
     # Two engines draw different random numbers: sampled answers are not compared.
-    report["peers"] = others.figures(None if settings.temperature else ours)
-    details["total"] = combined(figures)
-    details["positions"] = acceptance_by_position(traces)
-    details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
-    yield report | {"details": details | {"seconds": perf_counter() - begun}}
+    ours = None if settings.temperature else [item.traces[-1].token_ids for item in measured]
+    report["peers"] = others.figures(ours)
+    different = [(item, trace) for item in measured for trace in item.traces if not trace.identical]
+    report["details"] = {
+        "differences": {
+            item.prompt.id: describe_difference(trace) for item, trace in reversed(different)
+        },
+        "skipped": skipped,
+        "repeats": repeats,
+        "total": combined(item.figures for item in measured),
+        "positions": acceptance_by_position(traces),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": perf_counter() - begun,
+    }
+    yield report
 
 
 class PeerAnswers:
@@ -170,37 +212,25 @@ class PeerAnswers:
         return theirs == list(ours[: len(theirs)])
 
 
-def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> dict[str, Any]:
-    """The row of one prompt; `figures` are the medians of its races."""
-    return {
-        "id": prompt.id,
-        "task": prompt.task,
-        "tokens": len(traces[0].token_ids),
-        "autoregressive_s": figures.baseline_decode_seconds,
-        "speculative_s": figures.decode_seconds,
-        "speedup": figures.speedup,
-        "acceptance_rate": figures.acceptance_rate,
-        "tokens_per_round": figures.tokens_per_round,
-        "identical": all(trace.identical for trace in traces),
-    }
-
-
-def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> dict[str, Any]:
-    """The summary of the rows and their figures: ratios of totals, never means of rates."""
+def summary_of(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """The summary of a report: ratios of totals, never means of rates."""
+    figures = [item.figures for item in measured]
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
-    for row, summary in zip(rows, figures, strict=True):
-        tasks.setdefault(row["task"], []).append(summary)
+    for item, summary in zip(measured, figures, strict=True):
+        tasks.setdefault(item.prompt.task, []).append(summary)
     return {
         "speedup": total.speedup,
         "speedup_by_task": {task: combined(each).speedup for task, each in tasks.items()},
-        "worst_prompt_speedup": min(filter(None, (row["speedup"] for row in rows)), default=None),
+        "worst_prompt_speedup": min(
+            filter(None, (summary.speedup for summary in figures)), default=None
+        ),
         "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
         "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
         "acceptance_rate": total.acceptance_rate,
         "tokens_per_round": over(total.decoded, total.decode_rounds),
-        "identical": all(row["identical"] for row in rows) if rows else None,
-        "prompts": len(rows),
+        "identical": all(item.identical for item in measured) if measured else None,
+        "prompts": len(measured),
         "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
         "cpu_seconds_per_token": {
             "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
@@ -213,25 +243,21 @@ def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> di
     }
 
 
-def by_length(
-    rows: Sequence[Mapping[str, Any]], figures: Sequence[Summary]
-) -> list[dict[str, Any]]:
-    """For each `max_new_tokens` of a report's rows: mean seconds of decoding, ratio of totals."""
+def by_length(measured: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """For each longest answer: mean seconds of decoding, ratio of totals."""
     lengths = []
-    for limit in dict.fromkeys(row["max_new_tokens"] for row in rows):
-        same = [
-            pair for pair in zip(rows, figures, strict=True) if pair[0]["max_new_tokens"] == limit
-        ]
-        total, count = combined(summary for _, summary in same), len(same)
+    for limit in dict.fromkeys(item.settings.max_new_tokens for item in measured):
+        same = [item for item in measured if item.settings.max_new_tokens == limit]
+        total, count = combined(item.figures for item in same), len(same)
         lengths.append(
             {
                 "max_new_tokens": limit,
                 "answers": count,
-                "tokens": sum(row["tokens"] for row, _ in same) / count,
+                "tokens": sum(len(item.traces[0].token_ids) for item in same) / count,
                 "autoregressive_s": over(total.baseline_decode_seconds, count),
                 "speculative_s": total.decode_seconds / count,
                 "speedup": total.speedup,
-                "identical": all(row["identical"] for row, _ in same),
+                "identical": all(item.identical for item in same),
             }
         )
     return lengths
@@ -273,7 +299,6 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
                 "": way,
                 "processor seconds a token": cpu[way],
                 "joules a token": "not readable here" if joules[way] is None else joules[way],
-                PRICE: over((cpu[way] or 0) * CORE_HOUR_PRICE * 1e6, 3600),
             }
             for way in WAYS
         ],

@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.charts import by_prompt, wall_clock
-from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import PAPER_PROMPT, by_length, head, row_of, summary_of
+from specdemo.bench.prompts import read_prompts, spread
+from specdemo.bench.report import PAPER_PROMPT, Measurement, by_length, head, summary_of
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
@@ -33,23 +33,16 @@ RECORDED = Path(__file__).parent / "static" / "benchmark.json"
 
 
 @dataclass
-class Item:
+class Item(Measurement):
     """One prompt, and its races so far. `paper`: its answer has a length of the paper's."""
 
-    prompt: BenchPrompt
-    settings: Settings
-    paper: bool
-    traces: list[Trace] = field(default_factory=list)
-
-    @property
-    def figures(self) -> Summary:
-        return combined(map(summarize, self.traces), median_low)
+    paper: bool = False
 
     @property
     def row(self) -> dict[str, Any]:
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
-        row = row_of(self.prompt, self.traces, self.figures)
+        row = super().row
         row["speedups"] = [speedup for speedup in map(_speedup, self.traces) if speedup]
         row["max_new_tokens"] = limit
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
@@ -59,8 +52,8 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
     """Yields a message after each race of a benchmark with the settings of `question`, the last one
     with the whole report."""
     settings = question.settings
-    items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), True) for n in LENGTHS]
-    items += [Item(prompt, settings, False) for prompt in spread(read_prompts(), PROMPTS)]
+    items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
+    items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
     turns: list[float] = []
     until = time.monotonic() + SECONDS
     while not turns or time.monotonic() < until:
@@ -99,12 +92,12 @@ def report(
     whole = {
         **head(pair, settings),
         "rows": rows,
-        "lengths": by_length([item.row for item in paper], [item.figures for item in paper]),
+        "lengths": by_length(paper),
         "turns": turns,
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     if own:
-        whole["summary"] = summary_of([item.row for item in own], [item.figures for item in own])
+        whole["summary"] = summary_of(own)
     return shown(json.loads(as_json(whole)))
 
 
