@@ -14,6 +14,7 @@ from .adjustment import Adjustment
 from .cache import Sequence
 from .constraint import Allowed, Mask, forced, wait
 from .head_drafters import EagleDrafter, HeadDrafter
+from .logits_drafter import LogitsDrafter
 from .lookup import Lookup
 from .messages import Draft, Proposal, Reply, Translation
 from .model_drafters import ModelDrafter, TranslatedDrafter
@@ -42,7 +43,7 @@ class AdaptiveDrafter:
         self,
         lookups: dict[Source, Lookup],
         policy: Policy,
-        model: ModelDrafter | EagleDrafter | HeadDrafter | None = None,
+        model: LogitsDrafter | None = None,
         allowed: Allowed | None = None,
     ):
         self.lookups = lookups
@@ -178,7 +179,7 @@ def make_drafter(
     `prompt` in its own tokens."""
     if name == "none":
         return None
-    model: ModelDrafter | EagleDrafter | HeadDrafter | None = None
+    model: LogitsDrafter | None = None
     if head_tokens is not None and sequence is not None:
         model = EagleDrafter(sequence, policy, sampling, head_tokens, adjustment)
     elif head_tokens is not None and name != "lookup":

@@ -10,15 +10,7 @@ from .cache import Sequence
 from .constraint import Mask
 from .cost_model import LARGEST
 from .logits_drafter import LogitsDrafter
-from .messages import (
-    DEPTH,
-    PREFILL_CHUNK,
-    Forward,
-    HeadStep,
-    Proposal,
-    Reply,
-    Run,
-)
+from .messages import DEPTH, PREFILL_CHUNK, Forward, HeadStep, Proposal, Reply, Run
 from .policy import READING_SHARE, Policy
 from .prefixes import common
 from .rounds import Source
@@ -40,8 +32,6 @@ class HeadDrafter(LogitsDrafter):
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
-        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
-        with the seconds that took."""
         seconds = 0.0
         for token in [context[-1], *drafted][self._read :]:
             run = HeadStep(self._hidden, self._state, (token,))
@@ -125,8 +115,6 @@ class EagleDrafter(LogitsDrafter):
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
-        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
-        with the seconds that took."""
         seconds = 0.0
         waiting = len(self._states)
         if waiting:

@@ -1,14 +1,12 @@
 """The base of the drafters that read logits: of draft models and of draft heads."""
 
+from collections.abc import Generator
+
 import numpy as np
 
 from .adjustment import Adjustment
 from .constraint import Mask
-from .messages import (
-    Logits,
-    Proposal,
-    one_row,
-)
+from .messages import Forward, Logits, Proposal, Reply, one_row
 from .policy import MAX_DRAFT, Policy
 from .rounds import Source
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
@@ -44,6 +42,13 @@ class LogitsDrafter:
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         """Begin a draft. `states`: as in `AdaptiveDrafter.propose`."""
+
+    def step(
+        self, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
+        raise NotImplementedError
 
     def cost(self, drafted: list[int]) -> float:
         """Seconds of the next step, with the drafted tokens that it must read first."""

@@ -11,14 +11,7 @@ from .cache import Sequence
 from .constraint import Mask
 from .cost_model import LARGEST
 from .logits_drafter import LogitsDrafter
-from .messages import (
-    Forward,
-    Proposal,
-    Reply,
-    Run,
-    Translation,
-    next_chunk,
-)
+from .messages import Forward, Proposal, Reply, Run, Translation, next_chunk
 from .policy import MAX_DRAFT, Policy
 from .prefixes import common
 from .sampling import Sampling
@@ -52,8 +45,6 @@ class ModelDrafter(LogitsDrafter):
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
-        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
-        with the seconds that took."""
         pending = self._unread(context, drafted)
         few, seconds = len(pending) <= LARGEST, 0.0
         while pending:
@@ -111,8 +102,6 @@ class TranslatedDrafter(ModelDrafter):
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
-        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
-        with the seconds that took."""
         if not self._chain:
             self._text, self._known = self.translation.read(context), len(context)
         seconds = 0.0
