@@ -3,7 +3,6 @@ special token."""
 
 from __future__ import annotations
 
-import openvino_genai
 import pytest
 import tokenizers
 from fakes import CHATML
@@ -13,7 +12,6 @@ from tokenizers import AddedToken
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from specdemo.convert import ir
 from specdemo.errors import FetchError
 from specdemo.text.tokenizer import Tokenizer
 
@@ -44,19 +42,6 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
 @example("<|im_end|> is only text here")
 def test_any_text_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
-
-
-def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
-    other = openvino_genai.Tokenizer(str(embedded_pair.target.with_name(ir.SOURCE)))
-    for text in (
-        "Hello  world",
-        " \n x\t\ty 12345 3.14",
-        "日本語 👩‍👩‍👧 é",
-        "<|im_start|>user\nhi<|im_end|>\n",
-        "we've",
-    ):
-        expected = other.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        assert tokenizer.encode(text) == expected
 
 
 @settings(max_examples=200, deadline=None)
