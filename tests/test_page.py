@@ -484,7 +484,8 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
         axe_finds_nothing(tab)
 
 
-def test_the_benchmark_runs_on_the_page_and_its_files_can_be_downloaded(tab, session):
+def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(open_tab, url):
+    tab = open_tab(url)
     tab.tab("Benchmark")
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
     ours = [f"{row[f'{way}_s']:.2f} s" for way in WAYS for row in recorded["lengths"]]

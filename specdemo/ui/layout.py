@@ -230,7 +230,8 @@ class RaceTab:
         pressed = [self.run.click, self.inputs["question"].submit]
         gr.on(pressed, None, every, None, js=ask, **PRIVATE)
         self.stop.click(None, None, None, js=_called("stop"), **PRIVATE)
-        blocks.load(self._linked_inputs, None, every, **now)
+        linked = blocks.load(self._linked_inputs, None, every, **now)
+        linked.then(None, every, None, js=remember, **PRIVATE)  # a page without a link changes none
         blocks.load(self._loading, None, self._status, concurrency_limit=None, **PRIVATE)
         pairs = self.inputs["pair"]
         blocks.load(lambda: gr.update(choices=self._offer.survey), None, pairs, **now)

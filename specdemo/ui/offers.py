@@ -97,6 +97,8 @@ class Offer:
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
         that are not offered and for wrong names, which must not unload the pair that is here."""
+        if not (chosen.pair or chosen.model):  # asked before the page has its inputs
+            return self.first
         if chosen.pair and chosen.pair in (AUTO, self.first.pair):
             draft = chosen.assistant_model or self.first.assistant_model
             chosen = replace(chosen, pair=self.first.pair, assistant_model=draft)
