@@ -48,7 +48,7 @@ PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between f
 
 
 @dataclass
-class Measurement:
+class RacedPrompt:
     """The races of one prompt with these settings."""
 
     prompt: BenchPrompt
@@ -105,13 +105,13 @@ def bench(
     report `lengths`."""
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
-        Measurement(prompt, replace(settings, max_new_tokens=limit))
+        RacedPrompt(prompt, replace(settings, max_new_tokens=limit))
         for prompt in prompts
         for limit in limits
     ]
     begun, total = perf_counter(), 1 + len(work)
     skipped: dict[str, str] = {}
-    measured: list[Measurement] = []
+    measured: list[RacedPrompt] = []
     others = PeerAnswers(peers, skipped)
 
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
@@ -212,7 +212,7 @@ class PeerAnswers:
         return theirs == list(ours[: len(theirs)])
 
 
-def summary_of(measured: Sequence[Measurement]) -> dict[str, Any]:
+def summary_of(measured: Sequence[RacedPrompt]) -> dict[str, Any]:
     """The summary of a report: ratios of totals, never means of rates."""
     figures = [item.figures for item in measured]
     total = combined(figures)
@@ -243,7 +243,7 @@ def summary_of(measured: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def by_length(measured: Sequence[Measurement]) -> list[dict[str, Any]]:
+def by_length(measured: Sequence[RacedPrompt]) -> list[dict[str, Any]]:
     """For each longest answer: mean seconds of decoding, ratio of totals."""
     lengths = []
     for limit in dict.fromkeys(item.settings.max_new_tokens for item in measured):

@@ -183,10 +183,12 @@ def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table
     from specdemo.runs.trace import as_json
 
     out = sys.stderr if json_file == "-" else sys.stdout
+    if json_file == "-":
+        write_json(as_json(figures), json_file)
     for title, rows in tables.items():
         click.echo(title, file=out)
         show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
-    if json_file:
+    if json_file and json_file != "-":  # after the tables: a full disk must not lose these
         write_json(as_json(figures), json_file)
 
 

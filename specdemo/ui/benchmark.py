@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.charts import by_prompt, wall_clock
 from specdemo.bench.prompts import read_prompts, spread
-from specdemo.bench.report import PAPER_PROMPT, Measurement, by_length, head, summary_of
+from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, head, summary_of
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
@@ -33,7 +33,7 @@ RECORDED = Path(__file__).parent / "static" / "benchmark.json"
 
 
 @dataclass
-class Item(Measurement):
+class Item(RacedPrompt):
     """One prompt, and its races so far. `paper`: its answer has a length of the paper's."""
 
     paper: bool = False
