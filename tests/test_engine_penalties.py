@@ -150,7 +150,8 @@ def test_a_prompts_log_probabilities_are_those_of_its_tokens_as_an_answer(sessio
 def test_what_an_answer_repeats_of_a_prediction_is_drafted_from_it(session):
     letters = session.loaded.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
     bias = tuple((token, 50.0) for token in letters)
-    settings = Settings(max_new_tokens=40, drafter="lookup", temperature=1.0, logit_bias=bias)
+    sampled = {"temperature": 1.0, "logit_bias": bias}
+    settings = Settings(max_new_tokens=40, drafter="lookup", draft_tokens=4, **sampled)
     *_, plain = session.answer("One two", settings)
     predicted = session.loaded.tokenizer.encode(plain.text[:30])
     *_, trace = session.ask(Question("One two", settings, prediction=tuple(predicted)))
