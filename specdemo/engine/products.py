@@ -68,11 +68,13 @@ def _in_parts(x: ov.Output, weights: ov.Output, parts: int) -> ov.Node | None:
     if parts == 1:
         return ops.matmul(x, weights, False, True)
     columns = weights.get_shape()[1]
+    if columns % parts:
+        return None
     cuts = [
         rebuilt([weights.get_node()], partial(_columns, part=part, parts=parts))
         for part in range(parts)
     ]
-    if columns % parts or None in cuts:
+    if None in cuts:
         return None
     pieces = ops.variadic_split(x, ops.constant(np.int64(-1)), [columns // parts] * parts)
     products = map(partial(ops.matmul, transpose_a=False, transpose_b=True), pieces.outputs(), cuts)
