@@ -173,7 +173,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens = [sum(body["prompt"]), body.get("speculative.n_max", 0)][: body["n_predict"]]
         stop = "limit" if len(tokens) == body["n_predict"] else "eos"
-        self.answer({{"tokens": tokens, "stop_type": stop, "timings": {{"predicted_ms": 500}}}})
+        top = [{{"id": 1, "logprob": -0.5}}, {{"id": 2, "logprob": -len(body["prompt"])}}]
+        told = [{{"top_logprobs": top[: body.get("n_probs", 0)]}}]
+        self.answer({{"tokens": tokens, "stop_type": stop, "timings": {{"predicted_ms": 500}},
+                     "completion_probabilities": told}})
     def answer(self, value):
         self.send_response(200)
         self.end_headers()
@@ -213,7 +216,11 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     assert tokens == (ids, 8, min(pair.stop_ids)) and seconds == 0.5
     [(tokens, _)] = ways[-1].answers([("Hello",)], Settings(max_new_tokens=1))
     assert tokens == (ids,)
-    ways[-1].close()
+    length = len(pair.template.render("Hello", pair.tokenizer)) + 1
+    assert ways[-1].margins(("Hello",), (5,), (1, 2)) == (length - 0.5,) * 2
+    assert ways[-1].margins(("Hello",), (5,), (1, 3)) is None  # it does not tell the logit of 3
+    for way in ways:
+        way.close()
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))
     with pytest.raises(MissingPackage, match="LLAMA_SERVER"):
         list(peers.peers_of("llama-cpp", pair, {}))

@@ -13,13 +13,17 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from specdemo.bench.peers import ALL_OFFERED, AUTOREGRESSIVE, Answer, Generate, Peer
+import numpy as np
+
+from specdemo.bench.peers import ALL_OFFERED, AUTOREGRESSIVE, Answer, Peer
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.hardware import processors
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
+
+LIKELIEST = 100  # tokens whose probabilities are asked for
 
 
 def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
@@ -44,15 +48,21 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     kinds: dict[str, list[str]] = {"none": [], "ngram-mod": [], "ngram-simple": []}
     if draft:
         kinds["draft-simple"] = ["-md", str(draft)]
-    for kind, more in kinds.items():
+    size = loaded.tokenizer.vocabulary_size
+    servers = {
+        kind: cache(partial(_Server, [*command, kind, *more], loaded.stop_ids, size))
+        for kind, more in kinds.items()
+    }
+    for kind, load in servers.items():
         yield Peer(
             loaded=loaded,
             name="llama-cpp",
             method=AUTOREGRESSIVE if kind == "none" else kind,
             variant=kind,
             properties={"threads": threads},
-            load=cache(partial(_load, [*command, kind, *more], loaded.stop_ids)),
+            load=load,
             offers=ALL_OFFERED,
+            logits=lambda *arguments: servers["none"]().logits(*arguments),
         )
 
 
@@ -62,22 +72,37 @@ def _gguf_of(model: Path | Checkpoint | None) -> Path | None:
     return file if file and file.is_file() else None
 
 
-def _load(command: list[str], stop_ids: frozenset[int]) -> Generate:
-    """Start a server, which ends with the returned function. An Answer has the server's seconds."""
-    import httpx
+class _Server:
+    """A running llama-server, which ends with this object. Called as `peers.Generate`."""
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host, port = free.getsockname()
-    command = [*command, "--host", host, "--port", str(port)]
-    null = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
-    client = httpx.Client(base_url=f"http://{host}:{port}", timeout=None)
+    def __init__(self, command: list[str], stop_ids: frozenset[int], vocabulary: int):
+        import httpx
 
-    def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
-        return [answer(length, ids, settings) for ids in prompts]
+        self._stop_ids, self._vocabulary = stop_ids, vocabulary
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            host, port = free.getsockname()
+        command = [*command, "--host", host, "--port", str(port)]
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+        weakref.finalize(self, _end, process)
+        self._client = httpx.Client(base_url=f"http://{host}:{port}", timeout=None)
+        while process.poll() is None:
+            try:
+                if self._client.get("/health").is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            sleep(0.1)
+        raise RequestFailed(f"it ended; this shows why: {' '.join(command)}")
 
-    def answer(length: int | None, ids: list[int], settings: Settings) -> Answer:
+    def __call__(
+        self, length: int | None, prompts: list[list[int]], settings: Settings
+    ) -> list[Answer]:
+        return [self._answer(length, ids, settings) for ids in prompts]
+
+    def _answer(self, length: int | None, ids: list[int], settings: Settings) -> Answer:
+        """The answer with the server's own seconds."""
         body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": settings.max_new_tokens,
@@ -98,21 +123,28 @@ def _load(command: list[str], stop_ids: frozenset[int]) -> Generate:
             body["speculative.n_max"] = length
         if settings.json_schema:
             body["json_schema"] = json.loads(settings.json_schema)
-        reply = client.post("/completion", json=body).raise_for_status().json()
+        reply = self._complete(body)
         tokens, ended = reply["tokens"], reply["stop_type"] == "eos"
-        if ended and (not tokens or tokens[-1] not in stop_ids):
-            tokens.append(min(stop_ids))
+        if ended and (not tokens or tokens[-1] not in self._stop_ids):
+            tokens.append(min(self._stop_ids))
         return tuple(tokens), reply["timings"]["predicted_ms"] / 1e3
 
-    weakref.finalize(generate, _end, process)
-    while process.poll() is None:
-        try:
-            if client.get("/health").is_success:
-                return generate
-        except httpx.TransportError:
-            pass
-        sleep(0.1)
-    raise RequestFailed(f"it ended; this shows why: {' '.join(command)}")
+    def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
+        """As `peers.Logits`, less a constant; NaN but for the LIKELIEST tokens."""
+        ids = [*prompt, *tokens]
+        body = {"n_predict": 1, "cache_prompt": True, "temperature": 0.0, "n_probs": LIKELIEST}
+        self._complete(body | {"prompt": ids[:-width]})  # which the next request finds read
+        [place] = self._complete(body | {"prompt": ids})["completion_probabilities"]
+        logits = np.full(self._vocabulary, np.nan, np.float32)
+        for top in place["top_logprobs"]:
+            logits[top["id"]] = top["logprob"]
+        return logits
+
+    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = (
+            self._client.post("/completion", json=body).raise_for_status().json()
+        )
+        return reply
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

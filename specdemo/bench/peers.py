@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ Generate = Callable[[int | None, list[list[int]], Settings], list[Answer]]
 
 Logits = Callable[[list[int], list[int], int], np.ndarray]
 """The logits, float32 [vocabulary], after a prompt and the first tokens of its answer, of which as
-many as the last argument says are in the last forward."""
+many as the last argument says are in the last forward; NaN where the engine does not tell them."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -112,7 +113,8 @@ class Peer(AuditedEngine):
         prompt, ids = self._prompt(conversation), list(map(int, tokens))
         first, second = map(int, pair)
         short, long = (self.logits(prompt, ids, width) for width in (1, 8))
-        return float(short[first] - short[second]), float(long[first] - long[second])
+        margins = float(short[first] - short[second]), float(long[first] - long[second])
+        return None if any(map(isnan, margins)) else margins
 
     def close(self) -> None:
         for way in filter(None, (self, self.baseline)):
