@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
-from specdemo.bench.engines import AuditedEngine
+from specdemo.bench.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.bench.properties import PROPERTIES, Cell, Plan, cell_of
 from specdemo.host.progress import Progress
 
@@ -53,7 +53,7 @@ def audit(
     """Adds a row for each engine to the `report`'s rows. A cell that a row has already is not run
     again. Yields Progress before each cell and the report, judged, after it."""
     rows = report.setdefault("rows", [])
-    baselines: dict[str, dict[Any, Any]] = {}
+    baselines: dict[tuple[str, bool], dict[Any, Any]] = {}
     yield judge(report)
     for engine in engines:
         key = {"engine": engine.name, "method": engine.method, "pair": pair}
@@ -70,7 +70,8 @@ def audit(
                 if absent and name not in ("repeat", "batch"):  # which need no baseline
                     cell = Cell("not offered")
                 else:
-                    cell = cell_of(name, engine, plan, baselines.setdefault(engine.name, {}))
+                    of_engine = engine.name, engine.method.endswith(OWN_PROPERTIES)
+                    cell = cell_of(name, engine, plan, baselines.setdefault(of_engine, {}))
                 row["cells"][name] = asdict(cell)
                 yield judge(report)
         engine.close()

@@ -20,6 +20,9 @@ Conversation = tuple[str, ...]
 Tokens = tuple[int | str, ...]
 """An answer's tokens with the end token: ids, or their texts if an engine does not tell them."""
 
+OWN_PROPERTIES = "/default"
+"""The end of a method's name where the engine runs with its own properties, not our target's."""
+
 Request = tuple[Conversation, Settings]
 Drafter = Literal["auto", "model", "lookup", "none"]
 Coupling = Literal["shared", "maximal"]

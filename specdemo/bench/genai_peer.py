@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from specdemo.bench.engines import NotOffered
+from specdemo.bench.engines import OWN_PROPERTIES, NotOffered
 from specdemo.bench.peers import (
     ALL_OFFERED,
     AUTOREGRESSIVE,
@@ -45,7 +45,7 @@ def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     require_package("openvino_genai", "openvino-genai", "peers")
     target, draft = loaded.target, loaded.draft
     # Where our target runs with the plugin's own properties, both sets are the same.
-    for suffix, chosen in {"": properties, **({"/default": {}} if properties else {})}.items():
+    for suffix, chosen in {"": properties, **({OWN_PROPERTIES: {}} if properties else {})}.items():
         for method, backend in WAYS if draft else WAYS[:-1]:
             helper = draft if method == "speculative" else None
             yield Peer(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specdemo.bench.engines import (
+    OWN_PROPERTIES,
     AuditedEngine,
     Conversation,
     NotOffered,
@@ -131,16 +132,19 @@ def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Ite
     module, function = ADAPTERS[engine].split(".")
     ways = getattr(import_module(f"specdemo.bench.{module}"), function)
     for way in ways(loaded, properties):
-        for length in LENGTHS.get(way.method.split("/")[0], (None,)):
+        for length in LENGTHS.get(way.method.removesuffix(OWN_PROPERTIES), (None,)):
             yield replace(way, length=length)
 
 
 def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
-    """Each method of an engine's `peers` with this draft length, beside the autoregressive one."""
-    ways = {peer.method: peer for peer in reversed(peers) if "/" not in peer.method}
-    baseline = ways.pop(AUTOREGRESSIVE)
-    for way in reversed(ways.values()):
-        yield replace(way, baseline=baseline, length=way.length and length)
+    """Each method of an engine's `peers` with this draft length, beside the autoregressive one with
+    the same properties: those of our target, or the engine's own."""
+    ways = {peer.method: peer for peer in reversed(peers)}
+    for method, way in reversed(ways.items()):
+        own = OWN_PROPERTIES if method.endswith(OWN_PROPERTIES) else ""
+        baseline = ways[AUTOREGRESSIVE + own]
+        if way is not baseline:
+            yield replace(way, baseline=baseline, length=way.length and length)
 
 
 def hf_tokenizer(folder: Path) -> Any:
