@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import Template
 
 from specdemo.bench.auditor import LEAST_P_VALUE, MEANINGS, failures, links
+from specdemo.bench.bench_page import drawn
+from specdemo.bench.charts import distances
 from specdemo.bench.engines import OWN_PROPERTIES
 from specdemo.bench.properties import PROPERTIES
 from specdemo.host.terminal import text
@@ -51,9 +53,10 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The page of a report as in its JSON. Everything is escaped."""
+    """The page of a report as in its JSON. All but plotly's output is escaped."""
     source = Path(__file__).with_name("audit.html.j2").read_text(encoding="utf-8")
     judged = [(row, failures(row)) for row in report["rows"]]
+    sampled = [row for row in report["rows"] if row["cells"].get("sampling", {}).get("p_values")]
     template = Template(source, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     html: str = template.render(
         report,
@@ -65,5 +68,6 @@ def page(report: Mapping[str, Any]) -> str:
         verdicts=verdicts(report["rows"]),
         failing=[(row, wrong) for row, wrong in judged if wrong],
         least=LEAST_P_VALUE,
+        **(drawn([distances(sampled)]) if sampled else {}),
     )
     return html

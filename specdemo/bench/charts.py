@@ -161,6 +161,41 @@ def peers(report: Report) -> Figure:
     return _columns("Beside other engines on the same files", "tokens a second", bars)
 
 
+def distances(rows: Sequence[Report]) -> Figure:
+    """How far the draws of an audit's rows are from their distribution, beside the mean distance of
+    right draws."""
+    names = [
+        label(f"{row['engine']}, {row['method']}") + f"<br>{label(row['pair'])}" for row in rows
+    ]
+    cells = [row["cells"]["sampling"] for row in rows]
+    distance = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "these draws",
+        "y": names,
+        "x": [cell["tv_distance"] for cell in cells],
+        "marker": {"color": [PINK if cell["result"] == "fail" else SPECULATIVE for cell in cells]},
+    }
+    floor = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "right draws, on average",
+        "y": names,
+        "x": [cell["tv_noise_floor"] for cell in cells],
+        "marker": {"color": PAPERS, "symbol": "line-ns", "size": 20, "line": {"width": 3}},
+    }
+    return {
+        "data": [distance, floor],
+        "layout": {
+            "xaxis": {"title": {"text": "total variation distance"}, "hoverformat": ".3f"},
+            "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+            "height": 150 + 40 * len(rows),
+            "margin": {"t": 20},
+            "legend": {"orientation": "h", "y": -0.25},
+        },
+    }
+
+
 def _columns(title: str, y: str, *data: Figure) -> Figure:
     return {
         "data": data,
