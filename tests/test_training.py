@@ -22,6 +22,7 @@ from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.training import data, network, steps
 from specdemo.training.data import Conversation
+from specdemo.training.muon import Muon
 from specdemo.training.recipe import TrainSettings
 
 
@@ -136,7 +137,7 @@ def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_pa
     first = network.first_weights(settings, 64)
     trained_head = network.HeadNetwork(*tables, rows, settings)
     network.train(trained_head, rows, np.arange(400), settings, tmp_path / "state.pt")
-    trained = torch.load(tmp_path / "state.pt")["weights"][len(first) :]
+    trained = torch.load(tmp_path / "state.pt")["weights"][len(first) : 2 * len(first)]
     for (name, mixed), weights in zip(trained_head.weights.items(), trained, strict=True):
         assert not torch.equal(weights, first[name])
         torch.testing.assert_close(mixed.detach(), (weights + first[name]) / 2)
@@ -200,6 +201,22 @@ def test_some_instructions_are_what_the_target_writes_in_a_users_place(target):
     assert 4 < len(first) < 24 and len(set(first.values())) > len(first) // 2
     assert all(len(text) <= data.OWN_TOKENS for text in first.values())
     assert model.pool.used == 0
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape):
+    import torch
+
+    ours, theirs = (torch.ones(shape, requires_grad=True) for _ in range(2))
+    optimizer = Muon([ours], torch.float32)
+    rounded = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for seed in range(5):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        optimizer.step(0.01)
+        rounded.step()
+    assert (ours - 1).abs().max() > 0.01
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
 
 
 def test_the_gradient_of_the_loss_is_that_of_its_formula():

@@ -109,7 +109,7 @@ def by_prompt(rows: Sequence[Report]) -> Figure:
             "xaxis": {"title": {"text": TIMES}, "rangemode": "tozero"},
             "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
             "shapes": [UNITY | {"x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}],
-            "height": 110 + 26 * len(rows),
+            "height": 140 + 26 * len(rows),
         },
     }
 

@@ -19,6 +19,7 @@ from specdemo.convert import heads
 from specdemo.convert.rounding import Quantized
 from specdemo.errors import BadInput
 from specdemo.training.data import THIRDS, Rows
+from specdemo.training.muon import Muon
 from specdemo.training.recipe import TrainSettings
 
 TOKENS = 4096  # a head drafts only these most frequent tokens
@@ -192,21 +193,18 @@ def train(
     parameters = list(head.weights.values())
     initial = [parameter.detach().clone() for parameter in parameters]
     averages = [weights.clone() for weights in initial]
-    optimizer = torch.optim.Muon(
-        parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-    )
+    optimizer = Muon(parameters, head.kind)
     steps, seconds = 0, 0.0
     if checkpoint.is_file():
         stored = torch.load(checkpoint, map_location=head.device)
-        for tensor, value in zip(parameters + averages, stored["weights"], strict=True):
+        kept = parameters + averages + optimizer.momenta
+        for tensor, value in zip(kept, stored["weights"], strict=True):
             tensor.data.copy_(value)
-        optimizer.load_state_dict(stored["optimizer"])
         steps, seconds = stored["progress"]
 
     def save() -> None:
-        weights = [tensor.detach() for tensor in parameters + averages]
+        weights = [tensor.detach() for tensor in parameters + averages + optimizer.momenta]
         state = {"weights": weights, "progress": (steps, seconds)}
-        state["optimizer"] = optimizer.state_dict()
         torch.save(state, partial := checkpoint.with_suffix(".part"))
         os.replace(partial, checkpoint)
 
@@ -216,14 +214,12 @@ def train(
         while (done := seconds / limit if limit else steps / planned) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * _rate_share(steps, done)
             rng = np.random.default_rng(steps)
             places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
-            optimizer.zero_grad()
             loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+            optimizer.step(LEARNING_RATE * _rate_share(steps, done))
             steps += 1
             # The average decays faster at first, so that it forgets the untrained weights.
             keep = min(AVERAGE, steps / (steps + 10))

@@ -88,7 +88,7 @@ def _make_head(
     lengths = [len(conversation.answer) for conversation in conversations]
     conversation_of_row = np.repeat(np.arange(len(conversations)), lengths)
     starts = np.repeat(np.arange(len(rows.tokens)), times[conversation_of_row])
-    progress = network.train(trained, rows, starts, settings, work / "state.pt")
+    progress = network.train(trained, rows, starts, settings, work / "training.pt")
     judged = np.flatnonzero(held_back[conversation_of_row])
     judged = judged[judged + 1 < rows.ends[judged]]
     hits = trained.guesses(rows, judged)
