@@ -59,7 +59,8 @@ def audit(
         key = {"engine": engine.name, "method": engine.method, "pair": pair}
         row = next((row for row in rows if key.items() <= row.items()), None)
         if row is None:
-            facts = {**engine.facts, "seed": plan.settings.seed}
+            sizes = {"prompts": len(plan.prompts), "draws": plan.draws}
+            facts = {**engine.facts, **sizes, "seed": plan.settings.seed}
             rows.append(row := {**key, "facts": facts, "cells": {}})
         for done, (name, (title, _)) in enumerate(PROPERTIES.items()):
             wanted = name in plan.only and (plan.draws or name != "sampling")
