@@ -167,12 +167,13 @@ def distances(rows: Sequence[Report]) -> Figure:
     names = [
         label(f"{row['engine']}, {row['method']}") + f"<br>{label(row['pair'])}" for row in rows
     ]
+    places = list(range(len(rows)))  # shortened names may be equal
     cells = [row["cells"]["sampling"] for row in rows]
     distance = {
         "type": "bar",
         "orientation": "h",
         "name": "these draws",
-        "y": names,
+        "y": places,
         "x": [cell["tv_distance"] for cell in cells],
         "marker": {"color": [PINK if cell["result"] == "fail" else SPECULATIVE for cell in cells]},
     }
@@ -180,7 +181,7 @@ def distances(rows: Sequence[Report]) -> Figure:
         "type": "scatter",
         "mode": "markers",
         "name": "right draws, on average",
-        "y": names,
+        "y": places,
         "x": [cell["tv_noise_floor"] for cell in cells],
         "marker": {"color": PAPERS, "symbol": "line-ns", "size": 20, "line": {"width": 3}},
     }
@@ -188,7 +189,12 @@ def distances(rows: Sequence[Report]) -> Figure:
         "data": [distance, floor],
         "layout": {
             "xaxis": {"title": {"text": "total variation distance"}, "hoverformat": ".3f"},
-            "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+            "yaxis": {
+                "tickvals": places,
+                "ticktext": names,
+                "autorange": "reversed",
+                "automargin": True,
+            },
             "height": 150 + 40 * len(rows),
             "margin": {"t": 20},
             "legend": {"orientation": "h", "y": -0.25},

@@ -137,7 +137,8 @@ class _Server:
         [place] = self._complete(body | {"prompt": ids})["completion_probabilities"]
         logits = np.full(self._vocabulary, np.nan, np.float32)
         for top in place["top_logprobs"]:
-            logits[top["id"]] = top["logprob"]
+            if top["id"] < self._vocabulary:  # beyond it is padding
+                logits[top["id"]] = top["logprob"]
         return logits
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any]:

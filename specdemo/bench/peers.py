@@ -113,7 +113,10 @@ class Peer(AuditedEngine):
             return None
         prompt, ids = self._prompt(conversation), list(map(int, tokens))
         first, second = map(int, pair)
-        short, long = (self.logits(prompt, ids, width) for width in (1, 8))
+        try:
+            short, long = (self.logits(prompt, ids, width) for width in (1, 8))
+        except Exception:  # the difference counts, also if the engine has crashed by now
+            return None
         margins = float(short[first] - short[second]), float(long[first] - long[second])
         return None if any(map(isnan, margins)) else margins
 

@@ -1,7 +1,7 @@
 """The optimizer Muon (K. Jordan, 2024), for matrices.
 
 torch's own multiplies in bfloat16 on every device. A processor without it emulates that: on AVX2 a
-step of the embedded target's head then takes 60 times as long.
+step for the embedded target's head then took 80 s instead of 2 (two cores, beside other work).
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ ITERATIONS = 5
 
 
 class Muon:
-    """Updates `parameters`, matrices, by their gradients, in numbers of `kind`. Its updates have
-    the size of AdamW's, so that learning rates are those of AdamW."""
+    """Updates `parameters`, float32 matrices, by their gradients, with products in `kind`. Updates
+    have the size of AdamW's, so that learning rates are those of AdamW."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], kind: torch.dtype) -> None:
         self._parameters, self._kind = parameters, kind
