@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from specdemo.engine.cache import BlockPool, Sequence
+from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import Allowed
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
@@ -53,8 +53,8 @@ class ToyModel:
         self.gate.set()
         self._last: list[Logits] = []
 
-    def new_sequence(self) -> Sequence:
-        return Sequence(self.pool, BLOCK)
+    def new_sequence(self) -> KVSequence:
+        return KVSequence(self.pool, BLOCK)
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         self.gate.wait(10)
@@ -137,9 +137,9 @@ def adjusted(row: np.ndarray, sampling: Sampling, prompt, answer) -> np.ndarray:
     return np.array(logits, np.float32)
 
 
-def sequence(tokens: tuple[int, ...] = ()) -> Sequence:
+def sequence(tokens: tuple[int, ...] = ()) -> KVSequence:
     """A sequence that holds `tokens`, with a block pool of its own."""
-    made = Sequence(BlockPool(4096), BLOCK)
+    made = KVSequence(BlockPool(4096), BLOCK)
     made.tokens = list(tokens)
     return made
 
@@ -159,7 +159,7 @@ def decoding(
     prompt: tuple[int, ...],
     limits: Limits,
     *,
-    target: Sequence | None = None,
+    target: KVSequence | None = None,
     drafter=None,
     policy: Policy | None = None,
     sampling: Sampling = GREEDY,

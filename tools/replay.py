@@ -309,7 +309,7 @@ def replay(
         if head:
             model = HeadDrafter(policy, GREEDY, None)
         elif record.draft and "model" not in without:
-            model = ModelDrafter(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
+            model = ModelDrafter(cache.KVSequence(cache.BlockPool(0), 32), policy, GREEDY)
         lookups: dict[Source, Lookup] = {} if "lookup" in without else {"lookup": Lookup()}
         drafter = AdaptiveDrafter(lookups, policy, model)
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
@@ -334,7 +334,7 @@ def _decode(
     """Decode one answer again, on the machine that `clocks` describe. Gives its rounds and
     seconds, and those of autoregressive decoding."""
     length, text = len(record.prompt), [*record.prompt, *record.answer]
-    target = cache.Sequence(cache.BlockPool(0), 32)
+    target = cache.KVSequence(cache.BlockPool(0), 32)
     target.tokens = list(record.prompt)
     decoding = decode.decode(
         Prompt(tuple(record.prompt), recorded_logits(record.answer[:1])),

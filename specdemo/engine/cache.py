@@ -38,7 +38,7 @@ class BlockPool:
             self.free.append(block)
 
 
-class Sequence(AbstractContextManager[Any]):
+class KVSequence(AbstractContextManager[Any]):
     """The tokens whose keys and values are in the cache, and the blocks that hold them."""
 
     cache: Any  # keys and values of a TorchModel

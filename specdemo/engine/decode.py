@@ -10,7 +10,7 @@ from typing import Any
 
 from .acceptance import TargetRows, Verification, verify
 from .adjustment import adjustment
-from .cache import Sequence
+from .cache import KVSequence
 from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter
 from .guard import Guard
@@ -35,7 +35,7 @@ Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect
 
 
 def prefill(
-    target: Sequence,
+    target: KVSequence,
     tokens: tuple[int, ...],
     prefix: int = 0,
     head: EagleDrafter | None = None,
@@ -64,7 +64,7 @@ def prefill(
 def decode(
     prompt: Prompt,
     *,
-    target: Sequence,
+    target: KVSequence,
     drafter: AdaptiveDrafter | None,
     policy: Policy,
     sampling: Sampling,

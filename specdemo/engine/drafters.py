@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .adjustment import Adjustment
-from .cache import Sequence
+from .cache import KVSequence
 from .constraint import Allowed, Mask, forced, wait
 from .head_drafters import EagleDrafter, HeadDrafter
 from .logits_drafter import LogitsDrafter
@@ -164,7 +164,7 @@ def make_drafter(
     sampling: Sampling,
     *,
     head_tokens: np.ndarray | None = None,
-    sequence: Sequence | None = None,
+    sequence: KVSequence | None = None,
     reach: int = 0,
     allowed: Allowed | None = None,
     adjustment: Adjustment | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .adjustment import Adjustment
-from .cache import Sequence
+from .cache import KVSequence
 from .constraint import Mask
 from .cost_model import LARGEST
 from .logits_drafter import LogitsDrafter
@@ -57,7 +57,7 @@ class EagleDrafter(LogitsDrafter):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: KVSequence,
         policy: Policy,
         sampling: Sampling,
         head_tokens: np.ndarray,

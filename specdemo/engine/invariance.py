@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .cache import Sequence
+from .cache import KVSequence
 from .messages import PREFILL_CHUNK, Model, Run
 from .profile import Invariance
 
@@ -48,7 +48,7 @@ def measure_invariance(model: Model) -> Invariance:
             model.least_tokens = restored
 
 
-def _equal_sizes(model: Model, context: Sequence, tokens: list[int]) -> tuple[int, float]:
+def _equal_sizes(model: Model, context: KVSequence, tokens: list[int]) -> tuple[int, float]:
     """The largest size up to which forwards give the same logits of `tokens` after `context`, 0 if
     none do; and by how much those of single tokens differ."""
     began = perf_counter()
@@ -81,7 +81,7 @@ def _equal_sizes(model: Model, context: Sequence, tokens: list[int]) -> tuple[in
     return equal, one_token
 
 
-def _equal_chunks(model: Model, context: Sequence, tokens: list[int]) -> bool:
+def _equal_chunks(model: Model, context: KVSequence, tokens: list[int]) -> bool:
     """Whether a chunk of a prompt and the shorter ones in CHUNKS give the same logits."""
     rows = []
     for begins in ((0,), CHUNKS):
@@ -92,7 +92,7 @@ def _equal_chunks(model: Model, context: Sequence, tokens: list[int]) -> bool:
     return np.array_equal(rows[0], rows[1])
 
 
-def _can_merge(model: Model, context: Sequence, tokens: list[int], largest: int) -> bool:
+def _can_merge(model: Model, context: KVSequence, tokens: list[int], largest: int) -> bool:
     """Whether requests that share a forward of `largest` tokens get the logits that each gets by
     itself: VERIFICATIONS, and a prompt that begins beside them."""
     with ExitStack() as sequences:

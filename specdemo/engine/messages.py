@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .cache import BlockPool, Sequence
+from .cache import BlockPool, KVSequence
 from .constraint import Mask, forced
 from .cost_model import CostModel
 from .rounds import Logprobs, Source
@@ -56,7 +56,7 @@ class Run:
     reads for each token the target's `states` (float32 [tokens, S]), or `chained` (float32
     [tokens, H]), its own of the token before."""
 
-    sequence: Sequence
+    sequence: KVSequence
     tokens: tuple[int, ...] | list[int]
     rows: int
     stepwise: bool = False
@@ -183,8 +183,8 @@ class Model(Runner, Protocol):
     def compiling(self) -> Iterable[None]: ...
     @property
     def block_bytes(self) -> int: ...
-    def new_sequence(self) -> Sequence: ...
-    def fork(self, source: Sequence, length: int) -> Sequence: ...
+    def new_sequence(self) -> KVSequence: ...
+    def fork(self, source: KVSequence, length: int) -> KVSequence: ...
     def resize_cache(self, blocks: int) -> None: ...
 
 

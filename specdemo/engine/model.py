@@ -1,5 +1,5 @@
 """A compiled decoder over a paged KV cache: token ids in, rows of logits out. Dropping tokens only
-shortens a `Sequence` and never copies the cache."""
+shortens a `KVSequence` and never copies the cache."""
 
 import math
 import mmap
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import openvino as ov
 
-from .cache import CACHE_TOKENS, BlockPool, Sequence
+from .cache import CACHE_TOKENS, BlockPool, KVSequence
 from .checkpoint import Checkpoint
 from .cost_model import CostModel
 from .faults import ModelError
@@ -158,10 +158,10 @@ class PagedModel:
         """Further inputs of a forward of `size` tokens, by name."""
         return {}
 
-    def new_sequence(self) -> Sequence:
-        return Sequence(self.pool, self.block_size)
+    def new_sequence(self) -> KVSequence:
+        return KVSequence(self.pool, self.block_size)
 
-    def fork(self, source: Sequence, length: int) -> Sequence:
+    def fork(self, source: KVSequence, length: int) -> KVSequence:
         """A new sequence with the first `length` tokens of `source`. Both share its blocks; before
         a sequence writes to a shared block, it gets a copy."""
         fork = self.new_sequence()
@@ -231,7 +231,7 @@ class PagedModel:
             for position, token in enumerate(tokens, start)
         ]
 
-    def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
+    def _reserve(self, sequence: KVSequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own for the positions `start` to `end`."""
         first, filled = divmod(start, self.block_size)
         for index in range(first, len(sequence.blocks)):

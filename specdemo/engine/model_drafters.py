@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from .adjustment import Adjustment
-from .cache import Sequence
+from .cache import KVSequence
 from .constraint import Mask
 from .cost_model import LARGEST
 from .logits_drafter import LogitsDrafter
@@ -28,7 +28,7 @@ class ModelDrafter(LogitsDrafter):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: KVSequence,
         policy: Policy,
         sampling: Sampling,
         adjustment: Adjustment | None = None,
@@ -80,7 +80,7 @@ class TranslatedDrafter(ModelDrafter):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: KVSequence,
         policy: Policy,
         sampling: Sampling,
         translation: Translation,

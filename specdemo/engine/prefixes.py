@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .cache import Sequence
+from .cache import KVSequence
 from .messages import Model, Prompt, Translation
 
 SPARE_TOKENS = 8192  # kept at most; the newest text stays, whatever its length
@@ -28,14 +28,14 @@ class PrefixCache:
         self.context = context
         self.chunk = chunk
         self.template_prefix = template_prefix
-        self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
+        self._kept: dict[tuple[int, ...], tuple[KVSequence, Prompt | None]] = {}
 
     def template_prefix_of(self, tokens: tuple[int, ...]) -> int:
         """The length of `template_prefix` if the prompt begins with it and is longer, else 0."""
         size = len(self.template_prefix)
         return size if len(tokens) > size and tokens[:size] == self.template_prefix else 0
 
-    def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
+    def find(self, tokens: tuple[int, ...]) -> tuple[KVSequence, Prompt | None]:
         """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
         if tokens in self._kept:
             entry = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
@@ -51,7 +51,7 @@ class PrefixCache:
                 best, reused = sequence, shared
         return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
 
-    def keep(self, sequence: Sequence, prompt: Prompt | None = None) -> None:
+    def keep(self, sequence: KVSequence, prompt: Prompt | None = None) -> None:
         """Keep the text of a sequence. From then on the cache owns the sequence."""
         text = tuple(sequence.tokens)
         if text in self._kept or not text:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .acceptance import TargetRows
 from .adjustment import adjustment
-from .cache import Sequence
+from .cache import KVSequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
 from .draft_head import DraftHead
@@ -156,7 +156,7 @@ class Request:
 
     def _prompt(
         self, target: Target, model: object = None
-    ) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
+    ) -> Generator[Forward, Reply, tuple[Prompt, KVSequence]]:
         """The prefilled prompt, and a sequence that holds it, which the caller must release. If the
         drafter's `model` is an EAGLE-3 head, it reads the prompt where that pays."""
         prefixes = target.prefixes

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
-from .cache import CACHE_TOKENS, BlockPool, Sequence
+from .cache import CACHE_TOKENS, BlockPool, KVSequence
 from .checkpoint import TORCH, Checkpoint
 from .cost_model import CostModel
 from .faults import BadInput, ModelError
@@ -138,12 +138,12 @@ class TorchModel:
         self.vocabulary_size = min(size, settings.vocabulary or size)
         self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
-    def new_sequence(self) -> Sequence:
-        sequence = Sequence(self.pool, BLOCK_SIZE)
+    def new_sequence(self) -> KVSequence:
+        sequence = KVSequence(self.pool, BLOCK_SIZE)
         sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
         return sequence
 
-    def fork(self, source: Sequence, length: int) -> Sequence:
+    def fork(self, source: KVSequence, length: int) -> KVSequence:
         fork = self.new_sequence()
         fork.reserve(length)
         if length:

@@ -252,7 +252,7 @@ def _complete(
         return -(-(len(answer.prompt) + longest) // model.block_size)
 
     waiting = list(answers)
-    begun: dict[_Answer, cache.Sequence] = {}
+    begun: dict[_Answer, cache.KVSequence] = {}
     while waiting or begun:
         runs = [Run(sequence, answer.tokens[-1:], 1) for answer, sequence in begun.items()]
         free, read = model.pool.limit - sum(map(blocks, begun)), 0
