@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 
+from traces import at_pace
+
 from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.engine.scheduler import Activity, Waiting
 from specdemo.errors import BadInput, Busy
@@ -162,22 +164,6 @@ class FakeSession:
             cpu_seconds=0.1,
             outside_seconds=0.0,
         )
-
-
-def at_pace(trace: Trace, seconds: float, baseline_seconds: float) -> Trace:
-    """An unwatched race with the same tokens and these seconds of decoding."""
-
-    def paced(events: Sequence, whole: float) -> tuple:
-        begin, span = events[0].shown_at, events[-1].shown_at - events[0].shown_at
-        times = [begin + whole * (event.shown_at - begin) / span for event in events]
-        return tuple(
-            map(lambda event, time: dataclasses.replace(event, shown_at=time), events, times)
-        )
-
-    tokens = paced(trace.baseline.tokens, baseline_seconds)
-    baseline = dataclasses.replace(trace.baseline, tokens=tokens)
-    rounds = paced(trace.rounds, seconds)
-    return dataclasses.replace(trace, rounds=rounds, baseline=baseline, watched=False)
 
 
 def scored(id: int, count: int) -> Logprobs:

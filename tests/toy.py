@@ -43,6 +43,7 @@ class ToyModel:
         self.seed = seed
         self.block_size = BLOCK
         self.pool = BlockPool(limit or 4096)
+        self.vocabulary_size = HASHED_VOCABULARY if table is None else table.shape[1]
         self.least_tokens = 1
         self.seconds = 0.0
         self.size = 0
@@ -82,9 +83,8 @@ class ToyModel:
         tokens = run.sequence.tokens
         tokens.extend(run.tokens)
         ends = range(len(tokens) - run.rows + 1, len(tokens) + 1)
-        width = HASHED_VOCABULARY if self.table is None else self.table.shape[1]
         rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
-        return logits_of(rows.reshape(run.rows, width))
+        return logits_of(rows.reshape(run.rows, self.vocabulary_size))
 
 
 class Language:
