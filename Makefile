@@ -16,7 +16,7 @@ help:
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
 	@echo "make check   style, types and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
-	@echo "make test-hostile   attackers, floods and faults, twelve minutes"
+	@echo "make test-hostile   attackers, floods and faults, seventeen minutes"
 	@echo "make space   what a Space gets, in build/space"
 	@echo "make bench   figures of this machine in results/"
 
@@ -34,7 +34,7 @@ $(PEERS_STAMP): requirements.txt requirements-peers.txt pyproject.toml | $(BIN)/
 	$(PIP) -r requirements-peers.txt -e .
 	@touch $(RUN_STAMP) $@
 
-$(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-peers.txt requirements-dev.txt pyproject.toml | $(BIN)/python
+$(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-peers.txt requirements-serve.txt requirements-dev.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need (first time only)"
 	$(PIP) -r requirements-dev.txt -e .
 	@touch $(RUN_STAMP) $(PEERS_STAMP) $@
@@ -58,8 +58,8 @@ test: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
-# In parts, which print their figures at the end, also when the time is over; together twelve minutes at most.
-HOSTILE := crowd faults dearest schemas fuzz
+# In parts, which print their figures at the end, also when the time is over; together seventeen minutes at most.
+HOSTILE := crowd faults dearest replicas schemas fuzz
 test-hostile: $(HOSTILE:%=test-hostile-%)
 
 HOSTILE_PYTEST = $(BIN)/python -m pytest -rP --durations 3 $(ARGS)
@@ -74,6 +74,9 @@ test-hostile-faults: hostile-setup
 
 test-hostile-dearest: hostile-setup
 	timeout -s INT 280 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
+
+test-hostile-replicas: hostile-setup
+	timeout -s INT 400 $(HOSTILE_PYTEST) tests/hostile/test_replicas.py
 
 test-hostile-schemas: hostile-setup
 	HOSTILE_SECONDS=30 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_schemas.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from specdemo.pairs.choice import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.serving import backend as backends
+from specdemo.serving import deployment
 from specdemo.serving.backend import ATTEMPTS, NotReady, Piece, ReplicaBackend
 from specdemo.serving.metrics import Metrics
 from specdemo.serving.request_guard import bound_socket
@@ -158,6 +160,23 @@ def test_without_a_replica_there_is_no_model_to_describe():
     assert asyncio.run(backend.health())["status"] == "loading"
     with pytest.raises(NotReady):
         asyncio.run(backend.model())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "engines", "gateways"),
+    [({"replicas": 2, "gateways": 3}, 2, 3), ({"replicas": 2, "max_replicas": 4}, (2, 4), 1)],
+)
+def test_the_application_on_ray_is_gateways_in_front_of_engines(replicas, engines, gateways):
+    gateway = deployment.app(replicas)._bound_deployment
+    [engine, options] = gateway.init_args
+    engine = engine._bound_deployment
+    scaling = engine._deployment_config.autoscaling_config
+    found = (scaling.min_replicas, scaling.max_replicas) if scaling else engine.num_replicas
+    assert (found, gateway.num_replicas) == (engines, gateways)
+    assert (engine.name, options.pair, options.strangers) == (deployment.ENGINE, "embedded", True)
+    api = gateway.func_or_class.__serve_build_asgi_app__
+    routes = api(SimpleNamespace(_backend=None, _options=options)).routes
+    assert "/v1/completions" in {getattr(route, "path", "") for route in routes}
 
 
 # The command

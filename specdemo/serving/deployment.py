@@ -64,6 +64,8 @@ class EngineReplica:
         }
 
 
+@serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
+@serve.ingress()
 class Gateway:
     """The API, in front of the engines. Holds no model and takes little memory."""
 

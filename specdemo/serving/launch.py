@@ -84,13 +84,15 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
         logging_level="ERROR",
     )
     try:
+        application = deployment.app(options)
         http = HTTPOptions(host=options.host, port=options.port)
         serve.start(http_options=http, proxy_location="HeadOnly")
         try:
-            serve.run(deployment.app(options), name=deployment.NAME, route_prefix="/")
+            serve.run(application, name=deployment.NAME, route_prefix="/")
         except Exception as error:
             # Serve's report of a replica that did not start is mostly traceback.
-            parts = serve.status().applications[deployment.NAME].deployments.values()
+            failed = serve.status().applications.get(deployment.NAME)
+            parts = failed.deployments.values() if failed else ()
             report = "\n".join(part.message for part in parts) or str(error)
             reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
             raise RequestFailed(f"The service did not start: {reason[:400]}") from error

@@ -11,9 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
-import pytest
-
-pytest.importorskip("ray")
 
 from specdemo.bench.prompts import read_prompts
 from specdemo.serving import deployment, launch
