@@ -15,10 +15,9 @@ from pydantic import BaseModel
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
-from specdemo.options import InvalidOption, parse
-from specdemo.pairs.choice import ModelChoice, WeightFormat
+from specdemo.options import parse, unusable
 from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import chosen_pair
+from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
 from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of
 from specdemo.runs.race import verdict
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
@@ -286,10 +285,10 @@ def _question(
             settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:
             expected = f"it must be a JSON Schema ({error})"
-            raise InvalidOption("json_schema", schema, expected) from None
+            raise unusable("json_schema", schema, expected) from None
     prediction = fields["prediction"] = settings.pop("prediction", "")
     if not isinstance(prediction, str):
-        raise InvalidOption("prediction", prediction, "it must be a text")
+        raise unusable("prediction", prediction, "it must be a text")
     return Question(read_prompt(prompt, name), parse(Settings, settings), **fields)
 
 
@@ -338,7 +337,6 @@ def load(
             "thinking": thinking,
         },
     )
-    chosen = chosen_pair(choice)
     with progress_bar() as report:
-        loaded = load_pair(chosen, choice=choice, progress=report)
+        loaded = load_pair(chosen_pair(choice), report)
         return Pipeline(compiled_session(loaded, report, threads=threads))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import click
 
 from specdemo import __version__
-from specdemo.commands.shared import CONTEXT
-from specdemo.errors import BadInput, SpecdemoError
+from specdemo.commands.shared import CONTEXT, option_name
+from specdemo.errors import BadInput, SpecdemoError, naming
 
 FAILURE, INTERRUPTED = 1, 130
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
@@ -81,7 +81,8 @@ def main(
     try:
         if isinstance(command, str):
             command = program.get_command(click.Context(program), command)
-        code = (command or program).main(arguments, name, standalone_mode=False) or 0
+        with naming(option_name):
+            code = (command or program).main(arguments, name, standalone_mode=False) or 0
         sys.stdout.flush()  # a full disk is a failure, while it can be told
         return code
     except click.Abort:

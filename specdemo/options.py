@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, InvalidOption
 
 Kind = TypeVar("Kind")
 
@@ -50,16 +50,6 @@ def option(default: Any, help: str, **shown: str) -> Any:
     return field(default=default, metadata={"help": help, **shown})
 
 
-class InvalidOption(BadInput):
-    """The option `param` has an unusable `value`; the sentence ends with what is `expected`."""
-
-    param: str
-
-    def __init__(self, param: str, value: object, expected: str):
-        super().__init__(f"{param} is {shown(value)}; {expected}.", param)
-        self.value, self.expected = value, expected
-
-
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A checked `kind` (Settings, ModelChoice) from text or numbers, with defaults. Raises
     InvalidOption for the first invalid setting."""
@@ -68,14 +58,18 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise InvalidOption(name, first["input"], _expected(first, name)) from None
+        expected = first["msg"].removeprefix("Value error, ")
+        expected = expected.replace("Input should be", "it must be")
+        if first["type"] == "unexpected_keyword_argument":
+            expected = "there is no such option"
+        elif name == "draft_tokens":
+            expected += ", or auto"
+        raise unusable(name, first["input"], expected) from None
 
 
-def _expected(finding: ErrorDetails, place: str) -> str:
-    if finding["type"] == "unexpected_keyword_argument":
-        return "there is no such option"
-    reason = finding["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    return f"{reason}, or auto" if place == "draft_tokens" else reason
+def unusable(param: str, value: object, expected: str) -> InvalidOption:
+    """The error of a field with a value that is not what is `expected`."""
+    return InvalidOption("{} is {value}; {expected}.", param, value=shown(value), expected=expected)
 
 
 CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}

@@ -26,9 +26,8 @@ from tiny_models import EXPORTED, ir_folder
 
 from specdemo.host import disk
 from specdemo.pairs import hub
-from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import EMBEDDED, chosen_pair
+from specdemo.pairs.registry import EMBEDDED, ModelChoice, PairInfo, chosen_pair
 from specdemo.text.templates import RAW
 from specdemo.text.tokenizer import Tokenizer
 
@@ -155,7 +154,7 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
 def tiny_chat(tiny_home) -> LoadedPair:
     """A Llama-shaped target with a chat template, without a draft."""
     choice = ModelChoice(model=str(tiny_home / "embedded" / "ir"))
-    return load_pair(chosen_pair(choice), choice=choice)
+    return load_pair(chosen_pair(choice))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from traces import at_pace
 from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.engine.scheduler import Activity, Waiting
 from specdemo.errors import BadInput, Busy
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Event, Prompt, Question
 from specdemo.runs.race import on_show
 from specdemo.runs.session import CacheUse

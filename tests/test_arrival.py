@@ -16,8 +16,8 @@ from specdemo.errors import ModelError
 from specdemo.host import hardware
 from specdemo.host.progress import Progress
 from specdemo.pairs import embedded, registry
-from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.pairs.hub import Snapshot
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
@@ -51,7 +51,8 @@ class Place:
         self.service.start()
         self.arrival = Arrival(self.service, self.offer)
 
-    def load(self, pair, choice: ModelChoice, progress) -> SimpleNamespace:
+    def load(self, pair, report) -> SimpleNamespace:
+        choice = pair.choice
         info = PairInfo(choice.pair, choice.pair, choice.assistant_model or None)
         return SimpleNamespace(info=info, target=Path())
 

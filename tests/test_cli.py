@@ -24,7 +24,7 @@ from specdemo.errors import BadInput
 from specdemo.host import hardware, terminal
 from specdemo.host.progress import Progress
 from specdemo.pairs import registry
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import from_json
 
@@ -186,9 +186,9 @@ def test_a_json_schema_is_read_from_a_file(tmp_path):
 
 
 def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
-    default = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
+    default = registry.EMBEDDED, "embedded: it fits."
     monkeypatch.setattr(registry, "default_pair", lambda: default)
-    assert shared.chosen_pair(ModelChoice()) is registry.EMBEDDED
+    assert shared.chosen_pair(ModelChoice()) == registry.EMBEDDED
     assert capsys.readouterr().err == "pair embedded: it fits.\n"
 
 

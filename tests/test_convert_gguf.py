@@ -482,9 +482,9 @@ def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path):
 
 
 def test_a_gguf_file_is_named_by_its_path_or_by_repository_and_kind(file, monkeypatch):
-    own = sources.source_of(str(file), "--model", "int8")
+    own = sources.source_of(str(file), "model", "int8")
     assert (own.repo, own.name) == (str(file), "tiny-Q8_0")
-    remote = sources.source_of("Qwen/Some-GGUF:Q4_K_M", "--model", "int4")
+    remote = sources.source_of("Qwen/Some-GGUF:Q4_K_M", "model", "int4")
     assert remote.name == "Qwen/Some-GGUF:Q4_K_M"
     names = ["a-q4_k_m.gguf", "a-q8_0-00001-of-00002.gguf", "a-q8_0-00002-of-00002.gguf", "x.json"]
     assert hub._choose(names, "o/n:Q4_K_M") == ["a-q4_k_m.gguf"]

@@ -16,9 +16,8 @@ from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
-from specdemo.pairs.registry import chosen_pair
+from specdemo.pairs.registry import ModelChoice, chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from tools.replay import record
@@ -150,7 +149,7 @@ def test_a_head_says_which_hidden_states_it_reads(tmp_path):
 
 def load_with_head(target, head):
     choice = ModelChoice(model=str(target), assistant_model=str(head))
-    return load_pair(chosen_pair(choice), choice=choice)
+    return load_pair(chosen_pair(choice))
 
 
 def test_a_head_of_its_target_is_loaded_at_any_precision_of_the_target(tiny_home, tmp_path):

@@ -22,7 +22,7 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import open_model
 from specdemo.host import hardware
 from specdemo.pairs import loading, registry
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -70,7 +70,7 @@ def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> loadi
     choice = ModelChoice(
         model=str(target), assistant_model=str(draft), device=device, draft_device=draft_device
     )
-    return loading.load_pair(registry.chosen_pair(choice), choice=choice)
+    return loading.load_pair(registry.chosen_pair(choice))
 
 
 def accepted(trace) -> int:
@@ -163,11 +163,11 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
     choice = ModelChoice(model=str(tmp_path), device="torch:cpu")
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
-    found = loading.load_pair(registry.chosen_pair(choice), choice=choice)
+    found = loading.load_pair(registry.chosen_pair(choice))
     with pytest.raises(ModelError, match="trust_remote_code"):
         open_model(found.target, CPU, CORE)
     monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
-    found = loading.load_pair(registry.chosen_pair(choice), choice=choice)
+    found = loading.load_pair(registry.chosen_pair(choice))
     assert open_model(found.target, CPU, CORE).vocabulary_size == 256
 
 
@@ -201,7 +201,7 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
 
 def test_the_embedded_target_runs_dequantized(embedded_pair):
     choice = ModelChoice(pair="embedded", device="torch:cpu")
-    found = loading.load_pair(registry.EMBEDDED, choice=choice)
+    found = loading.load_pair(registry.chosen_pair(choice))
     prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
     best = []
     for weights, settings in ((found.target, CPU), (embedded_pair.target, ModelSettings())):
@@ -215,7 +215,7 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     choice = ModelChoice(model=str(folder), device="torch:cpu")
     with pytest.raises(BadInput, match="PyTorch checkpoint"):
-        loading.load_pair(registry.chosen_pair(choice), choice=choice)
+        loading.load_pair(registry.chosen_pair(choice))
     with pytest.raises(BadInput, match="kv_cache f16"):
         registry.chosen_pair(dataclasses.replace(choice, kv_cache="f16"))
 

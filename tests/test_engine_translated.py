@@ -23,8 +23,8 @@ from specdemo.convert import exporting, ir
 from specdemo.engine.model_drafters import LOOKAHEAD
 from specdemo.errors import BadInput
 from specdemo.pairs import registry
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import summarize
@@ -179,5 +179,5 @@ def test_a_pair_of_two_vocabularies_is_loaded_with_a_translation(folders):
     target, draft = map(str, folders)
     for assistant, translated in ((draft, True), (target, False)):
         choice = ModelChoice(model=target, assistant_model=assistant)
-        loaded = load_pair(registry.chosen_pair(choice), choice=choice)
+        loaded = load_pair(registry.chosen_pair(choice))
         assert (loaded.translation is not None) == translated

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from specdemo.convert import exporting, gguf_file, ir, vocabulary
 from specdemo.errors import BadInput, FetchError, MissingPackage
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
 from specdemo.text.templates import Template, chat_template

@@ -23,7 +23,7 @@ from specdemo.bench.load_test import started
 from specdemo.bench.report import WAYS
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
-from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace, to_json
 from specdemo.ui import benchmark, events

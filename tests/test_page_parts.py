@@ -19,7 +19,7 @@ from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
-from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace, summarize
 from specdemo.ui import events, layout, offers, wording
@@ -271,7 +271,7 @@ def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
 
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monkeypatch, capsys):
     why = "dolly-3b: the largest Dolly pair that fits."
-    chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
+    chosen = registry.find_pair("dolly-3b"), why
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
     offer = offers.Offer(ModelChoice(offers.AUTO), shared=True)
     for name in (offers.AUTO, "dolly-3b"):

@@ -24,9 +24,8 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import disk, hardware, measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.pairs import registry, sources
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import chosen_draft, load_pair
-from specdemo.pairs.registry import NO_DRAFT, Pair, chosen_pair, find_pair
+from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -40,7 +39,7 @@ DRAFTS = [draft.name for draft in find_pair("dolly-3b").drafts]
 
 
 def chosen() -> list[str]:
-    return [draft.name for draft in chosen_draft(find_pair("dolly-3b"), CHOICE)]
+    return [draft.name for draft in chosen_draft(find_pair("dolly-3b"))]
 
 
 @pytest.fixture
@@ -78,12 +77,12 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     measured.keep(measured.TUNED, {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
     named = replace(CHOICE, assistant_model=DRAFTS[2])
-    assert chosen_draft(chosen_pair(named), named)[0].name == DRAFTS[2]
+    assert chosen_draft(chosen_pair(named))[0].name == DRAFTS[2]
     here.discard(DRAFTS[1])
     assert chosen() == (used and DRAFTS[:1]), "the winner was deleted"
     for device in ("device", "draft_device"):
-        elsewhere = replace(CHOICE, **{device: "torch:cuda"})
-        assert chosen_draft(find_pair("dolly-3b"), elsewhere)[0].name == DRAFTS[0]
+        elsewhere = replace(find_pair("dolly-3b"), choice=replace(CHOICE, **{device: "torch:cuda"}))
+        assert chosen_draft(elsewhere)[0].name == DRAFTS[0]
     here.clear()
     assert chosen() == used, "the winner is fetched"
 
@@ -108,10 +107,10 @@ def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
 
 def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
     pair = find_pair("dolly-3b")
-    assert pair.with_draft(DRAFTS[1], "--x").drafts == (pair.drafts[1],)
-    assert pair.with_draft(NO_DRAFT, "--x").drafts == ()
-    assert pair.with_draft("EleutherAI/pythia-410m", "--x").draft.name == "EleutherAI/pythia-410m"
-    assert find_pair("embedded").with_draft("a/b", "--x").draft.name == "a/b"
+    assert pair.with_draft(DRAFTS[1]).drafts == (pair.drafts[1],)
+    assert pair.with_draft(NO_DRAFT).drafts == ()
+    assert pair.with_draft("EleutherAI/pythia-410m").draft.name == "EleutherAI/pythia-410m"
+    assert find_pair("embedded").with_draft("a/b").draft.name == "a/b"
     with pytest.raises(BadInput, match="needs model or pair"):
         chosen_pair(ModelChoice(assistant_model="pythia-70m"))
 
@@ -134,7 +133,7 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
 def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair):
     free = {"device": "torch:cpu", "kv_cache": "u8", "thinking": True}
     choice = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
-    with pytest.raises(BadInput, match=r"--assistant-model '\./nowhere'"):
+    with pytest.raises(BadInput, match=r"assistant_model '\./nowhere'"):
         next(tune(choice, pytest.fail, drafts=["./nowhere"], prompts=1))
     opened = Mock(side_effect=RequestFailed("no models"))
     with pytest.raises(RequestFailed, match="no models"):
@@ -197,7 +196,7 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     choice = ModelChoice(
         model=str(ir_folder(tiny_home, "llama-target", "int8")), assistant_model=str(draft)
     )
-    loaded = load_pair(chosen_pair(choice), choice=choice)
+    loaded = load_pair(chosen_pair(choice))
     assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
     settings = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
     with Session(loaded) as session:
@@ -214,7 +213,7 @@ def test_a_draft_larger_than_its_target_is_named_once(tiny, caplog):
     def lines(*folders: Path) -> list[str]:
         caplog.clear()
         choice = ModelChoice("", *map(str, folders))
-        load_pair(chosen_pair(choice), choice=choice)
+        load_pair(chosen_pair(choice))
         return caplog.messages
 
     assert lines(tiny.pythia, tiny.dolly) == lines(tiny.dolly) == []

@@ -16,8 +16,8 @@ from tiny_models import ir_folder
 from specdemo.convert import ir
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.pairs import registry
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, load_pair
+from specdemo.pairs.registry import ModelChoice
 
 SIZES = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}  # of a target of two layers
@@ -32,7 +32,7 @@ def loaded(target: Path, head: Path | str, **choice) -> LoadedPair:
     named = ModelChoice(
         model=str(target), assistant_model=str(head), weight_format="int8", **choice
     )
-    return load_pair(registry.chosen_pair(named), choice=named)
+    return load_pair(registry.chosen_pair(named))
 
 
 def head_folder(folder: Path, **own) -> Path:

@@ -15,10 +15,9 @@ from conftest import ROOT
 
 from specdemo.convert import ir
 from specdemo.errors import DamagedModel, FetchError, RequestFailed
-from specdemo.pairs import embedded, integrity, loading, sources
-from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.integrity import Check
-from specdemo.pairs.registry import chosen_pair
+from specdemo.pairs import embedded, hub, loading, sources
+from specdemo.pairs.hub import Check
+from specdemo.pairs.registry import ModelChoice, chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -34,7 +33,7 @@ FETCH = """
 import itertools, operator, os, pathlib, sys
 from specdemo.cli import main
 from specdemo.convert import weights
-from specdemo.pairs import embedded, integrity
+from specdemo.pairs import embedded, hub
 from tiny_models import embed
 
 embed(pathlib.Path(sys.argv[1]))
@@ -72,11 +71,11 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
 
 def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home, tiny_home):
     files, stages = tiny_home / "embedded", ("embedded.sha256", "weights.Tensor.read")
-    for place, call, whole in ((stages[0], 0, 0), (stages[1], 9, 0), ("integrity.put", 1, 1)):
+    for place, call, whole in ((stages[0], 0, 0), (stages[1], 9, 0), ("hub.put", 1, 1)):
         fetch = begin_fetch(files, place, call)
         fetch.communicate()
         assert fetch.returncode == -9 and list((home / "embedded").glob("scratch-*"))
-        assert [integrity.damaged(folder) for folder in models(home)] == [[]] * whole
+        assert [hub.damaged(folder) for folder in models(home)] == [[]] * whole
 
     both = [begin_fetch(files), begin_fetch(files)]
     errors = [fetch.communicate()[1] for fetch in both]
@@ -94,7 +93,7 @@ def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
     shutil.copytree(tiny_home / "embedded" / "ir", home / "made")
     (home / "embedded").mkdir()
-    integrity.put(home / "made", home / "embedded" / embedded.TARGET)
+    hub.put(home / "made", home / "embedded" / embedded.TARGET)
     monkeypatch.setattr(embedded, "export", lambda *_, **__: pytest.fail("exported"))
     _, first = embedded.fetch()
     (tmp_path / "draft" / "card.json").write_text("{}")
@@ -156,7 +155,7 @@ def made(folder: Path) -> Path:
     making.mkdir(parents=True)
     for name in (ir.WEIGHTS, ir.MANIFEST):
         (making / name).write_bytes(b"content")
-    integrity.put(making, folder)
+    hub.put(making, folder)
     return folder
 
 
@@ -183,35 +182,35 @@ def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
 
 def test_a_folder_that_brings_a_manifest_gets_a_true_one(home):
     folder = made(home / "exported" / "copied")
-    assert integrity.damaged(folder) == [] and ir.MANIFEST not in ir.read_json(folder / ir.MANIFEST)
+    assert hub.damaged(folder) == [] and ir.MANIFEST not in ir.read_json(folder / ir.MANIFEST)
 
 
 def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
     """On Windows a file stays that is in use."""
-    source = sources.source_of(str(tiny_home / "llama-target"), "--model", "int8")
+    source = sources.source_of(str(tiny_home / "llama-target"), "model", "int8")
     [first] = sources.prepare([source])
     (first.folder / ir.MANIFEST).unlink()
     (first.folder / "openvino_model.xml").unlink()
     [second] = sources.prepare([source])
     assert second == first and (second.folder / ir.MODEL).is_file()
-    assert integrity.damaged(second.folder) == []
+    assert hub.damaged(second.folder) == []
 
 
 def test_a_model_without_its_weights_is_made_anew_by_the_next_start(home, tiny_home):
     choice = ModelChoice(model=str(tiny_home / "llama-target"), weight_format="int8")
     pair = chosen_pair(choice)
-    folder = loading.load_pair(pair, choice=choice).target.parent
+    folder = loading.load_pair(pair).target.parent
     (folder / ir.WEIGHTS).unlink()
     with pytest.raises(DamagedModel, match="start again"):  # its check may run at once
-        loading.load_pair(pair, choice=choice)
-    assert (loading.load_pair(pair, choice=choice).target.parent / ir.WEIGHTS).is_file()
+        loading.load_pair(pair)
+    assert (loading.load_pair(pair).target.parent / ir.WEIGHTS).is_file()
 
 
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
     folder = home / "exported" / "target"
     copied = shutil.copytree(tiny_llama_pair.target.parent, home / "copied")
     folder.parent.mkdir()
-    integrity.put(copied, folder)
+    hub.put(copied, folder)
     loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
     with Session(loaded) as session:
         damage(folder)

@@ -21,10 +21,9 @@ from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host import hardware
 from specdemo.host.progress import Progress
 from specdemo.pairs import hub, registry, sources
-from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.integrity import Check
+from specdemo.pairs.hub import Check
 from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import find_pair
+from specdemo.pairs.registry import ModelChoice, find_pair
 from specdemo.pairs.sources import Source
 from specdemo.runs.trace import Trace, from_json
 
@@ -52,7 +51,7 @@ def fetch(repo: str = REPO, report=lambda progress: None) -> hub.Snapshot:
 
 def load_own(*folders: Path) -> LoadedPair:
     choice = ModelChoice("", *map(str, folders))
-    return load_pair(registry.chosen_pair(choice), choice=choice)
+    return load_pair(registry.chosen_pair(choice))
 
 
 def in_cache(repo: str = REPO) -> bool:
@@ -417,6 +416,7 @@ def test_the_default_is_a_pair_that_is_here_and_names_what_may_be_fetched_unaske
     for repo in (DOLLY, PYTHIA) if here else ():
         fetch(repo)
     server.requests.clear()
-    default = registry.default_pair()
-    assert (default.pair.name, default.later and default.later.name) == (name, later)
+    default, why = registry.default_pair()
+    to_fetch = registry.pair_to_fetch(default)
+    assert (default.name, to_fetch and to_fetch.name) == (name, later) and name in why
     assert server.requests == []

@@ -38,7 +38,7 @@ pathlib.Path.open = elsewhere
 
 ANSWER = """
 from tiny_models import embed
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import EMBEDDED, chosen_pair
 from specdemo.runs.session import Session
@@ -47,7 +47,7 @@ folder = pathlib.Path(sys.argv[1])
 embed(folder)
 source = folder / "tiny.gguf"
 choice = ModelChoice(model=str(source))
-own = load_pair(chosen_pair(choice), choice=choice)
+own = load_pair(chosen_pair(choice))
 assert (own.target.parent / "source.gguf").stat().st_size == os.stat(source).st_size
 for pair in (load_pair(EMBEDDED), own):
     with Session(pair) as session:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.serving import request_guard
 from specdemo.serving.request_guard import RequestGuard, Server, bound_socket
 from specdemo.serving.server_options import ServerOptions

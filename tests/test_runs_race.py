@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.errors import BadInput
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

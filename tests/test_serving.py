@@ -20,7 +20,7 @@ from fakes import PIECES, FakeSession, served, until
 from pydantic import ValidationError
 
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.schema import ChatRequest, CompletionRequest

@@ -12,7 +12,7 @@ from specdemo import cli
 from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.serving import backend as backends

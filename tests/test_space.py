@@ -22,7 +22,7 @@ from specdemo.errors import FetchError, RequestFailed
 from specdemo.host import disk, hardware
 from specdemo.host.progress import Meter, watched
 from specdemo.pairs import embedded, hub, registry, sources
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.ui import events, layout
 from specdemo.ui.events import Running
 from specdemo.ui.offers import AUTO, Offer

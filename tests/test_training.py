@@ -77,7 +77,7 @@ def trained(train, tmp_path_factory) -> Path:
 
 
 def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target, trained):
-    sources = (source_of(str(path), "--model", "int8") for path in (target, trained))
+    sources = (source_of(str(path), "model", "int8") for path in (target, trained))
     with Session(load_pair(own_pair(*sources))) as session:
         how = Settings(max_new_tokens=60, drafter="model", draft_tokens=3)
         *_, trace = session.race("What is 3 plus 4?", how)
@@ -100,11 +100,11 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
         rows = (DraftResult(winner, 1.0, 1.0, 0.5, 0.2, 0.1),)
         pair = chosen_pair(choice_of(str(target)))
         measured.keep(measured.TUNED, pair.subject, TuningResult("2026-11-23", rows))
-        drafts = chosen_draft(pair, choice_of(str(target)))
+        drafts = chosen_draft(pair)
         assert [draft.repo for draft in drafts] == ([] if used == "none" else [used])
     rows = (DraftResult(str(tmp_path / "deleted"), 1.0, 1.0, 0.5, 0.2, 0.1),)
     measured.keep(measured.TUNED, pair.subject, TuningResult("2026-11-23", rows))
-    assert chosen_draft(pair, choice_of(str(target))) == ()
+    assert chosen_draft(pair) == ()
 
 
 def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_instructions_of_every_kind_are_drawn_again_by_their_number():
 
 
 def test_some_instructions_are_what_the_target_writes_in_a_users_place(target):
-    loaded = load_pair(own_pair(source_of(str(target), "--model", "int8")))
+    loaded = load_pair(own_pair(source_of(str(target), "model", "int8")))
     model = data._opened(loaded)
     first, again = (data._own_instructions(loaded, model, range(40)) for _ in range(2))
     assert first == again

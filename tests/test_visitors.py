@@ -19,7 +19,7 @@ from test_page_saved import SAVED
 from specdemo.bench.load_test import ask, level
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.serving.metrics import Metrics

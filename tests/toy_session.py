@@ -21,8 +21,8 @@ from toy import ToyModel
 from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
-from specdemo.pairs.choice import PairInfo
 from specdemo.pairs.loading import LoadedPair
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Event, Question
 from specdemo.runs.session import Session
 from specdemo.text.templates import Template

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
 

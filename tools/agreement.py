@@ -20,9 +20,8 @@ from specdemo.engine.request import Request, Target
 from specdemo.errors import BadInput
 from specdemo.host import measured
 from specdemo.options import CONFIG, option
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, vocabulary_difference
-from specdemo.pairs.registry import NO_DRAFT
+from specdemo.pairs.registry import NO_DRAFT, ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

@@ -17,9 +17,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
-from specdemo.pairs.registry import chosen_pair, find_pair
+from specdemo.pairs.registry import ModelChoice, chosen_pair, find_pair
 from specdemo.runs.question import Question
 from specdemo.runs.race import verdict
 from specdemo.runs.session import Session
@@ -41,7 +40,7 @@ def record(options: argparse.Namespace) -> None:
     choice = ModelChoice(options.pair)
     if options.model:
         choice = ModelChoice("", options.model, options.assistant_model)
-    with closing(Session(load_pair(chosen_pair(choice), choice=choice))) as session:
+    with closing(Session(load_pair(chosen_pair(choice)))) as session:
         list(session.race(WARM_UP, Settings()))
         for race in options.races or [QUESTION]:
             name, instruction = race.split("=", 1)

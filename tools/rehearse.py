@@ -31,7 +31,7 @@ from specdemo.engine.eagle_head import EagleHead
 from specdemo.engine.invariance import measure_invariance
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware, measured
 from specdemo.host.progress import Progress, Report, silent
 from specdemo.host.terminal import progress_bar
@@ -207,7 +207,8 @@ def tokens_needed(speedup: float, length: int, step: float, verify: Sequence[flo
 @json_option
 def command(pair: str, json_file: str | None) -> None:
     """Measure memory and time of a pair with made-up weights."""
-    chosen = find_pair(pair, option="PAIR")
+    with naming(lambda field: "PAIR"):
+        chosen = find_pair(pair)
     with progress_bar() as bar:
         models = rehearse_pair(chosen, bar)
     drafts = models[1 : 1 + len(chosen.drafts)]

@@ -61,7 +61,7 @@ from specdemo.engine.rounds import Round, Source
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

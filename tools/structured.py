@@ -18,7 +18,7 @@ import jsonschema
 from specdemo.cli import main
 from specdemo.commands.shared import answer_options, load_pair
 from specdemo.host.terminal import show
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

@@ -18,7 +18,7 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import Table
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

@@ -9,8 +9,7 @@ from specdemo.bench.prompts import WARM_UP, read_prompts, spread
 from specdemo.host import measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Table
-from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.registry import NO_DRAFT, chosen_pair
+from specdemo.pairs.registry import NO_DRAFT, ModelChoice, chosen_pair
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -34,7 +33,7 @@ def tune(
     instructions = [WARM_UP, *(prompt.instruction for prompt in spread(read_prompts(), prompts))]
     pair, results = chosen_pair(choice), []
     for draft in drafts:
-        chosen_pair(replace(choice, assistant_model=draft), lambda field: "--assistant-model")
+        chosen_pair(replace(choice, assistant_model=draft))
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
         subject, traces = f"{pair.title} with {named(draft)}", []
         yield f"Loading {subject}"

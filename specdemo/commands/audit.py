@@ -25,7 +25,7 @@ from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
 

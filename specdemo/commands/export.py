@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from specdemo.errors import naming
 from specdemo.host.terminal import progress_bar
 
 
@@ -28,13 +29,14 @@ def export(source: str, out: Path, weight_format: str, calibrate: bool) -> None:
     from specdemo.pairs.loading import load_pair
     from specdemo.pairs.registry import own_pair
 
-    model = sources.source_of(source, "SOURCE", sources.AS_IT_IS)
+    with naming(lambda field: "SOURCE"):
+        model = sources.source_of(source, "model", sources.AS_IT_IS)
 
     def own_text() -> list[list[int]]:
         from specdemo.training import data
 
-        pair = own_pair(sources.source_of(source, "SOURCE", weight_format))
-        return data.own_text(load_pair(pair, progress=bar))
+        pair = own_pair(sources.source_of(source, "model", weight_format))
+        return data.own_text(load_pair(pair, bar))
 
     with progress_bar() as bar:
         [fetched] = sources.fetch([model], bar, to_run=False)

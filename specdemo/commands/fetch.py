@@ -3,16 +3,16 @@
 import click
 
 from specdemo.commands.shared import load_pair
-from specdemo.errors import DamagedModel
-from specdemo.pairs.choice import ModelChoice
+from specdemo.errors import DamagedModel, naming
 
 
 @click.command()
 @click.argument("pair", help="A name that `specdemo pairs` lists.")
 def fetch(pair: str) -> None:
-    from specdemo.pairs.registry import find_pair
+    from specdemo.pairs.registry import ModelChoice, find_pair
 
-    choice = ModelChoice(find_pair(pair, option="PAIR").name)
+    with naming(lambda field: "PAIR"):
+        choice = ModelChoice(find_pair(pair).name)
     loaded = load_pair(choice)
     try:
         loaded.check.require()

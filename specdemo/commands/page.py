@@ -12,10 +12,9 @@ import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.commands.shared import CONTEXT, option_name, options_of
+from specdemo.commands.shared import CONTEXT, options_of
 from specdemo.options import CONFIG, Line, Whole, option
-from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.registry import EMBEDDED, chosen_pair
+from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.serving import metrics
 from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
@@ -59,7 +58,7 @@ class PageOptions(ServerOptions):
 def page(options: PageOptions) -> None:
     """Serve the page: a question, both runs against the clock, the verdict."""
     listening = bound_socket(options.host, options.port)
-    chosen_pair(options, option_name, default=lambda: EMBEDDED)  # raises BadInput
+    chosen_pair(options, default=lambda: EMBEDDED)  # raises InvalidOption
 
     from huggingface_hub import constants
 

@@ -12,7 +12,7 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import printable, progress_bar
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Event
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json

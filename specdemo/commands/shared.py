@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 from click.core import ParameterSource
 
-from specdemo.errors import BadInput, SpecdemoError
+from specdemo.errors import BadInput, SpecdemoError, naming
 from specdemo.host.progress import size
 from specdemo.host.terminal import Table, progress_bar, show
 
 if TYPE_CHECKING:
-    from specdemo.pairs.choice import ModelChoice
     from specdemo.pairs.loading import LoadedPair
-    from specdemo.pairs.registry import Pair
+    from specdemo.pairs.registry import ModelChoice, Pair
 
 Command = Callable[..., Any]
 """The function of a command, whose parameters are click's options."""
@@ -41,7 +40,7 @@ def json_option(command: Command) -> Command:
 def answer_options(command: Command, kind: type | None = None) -> Command:
     """Adds --json, and the options of ModelChoice (`choice`) and of Settings or its subclass `kind`
     (`settings`)."""
-    from specdemo.pairs.choice import ModelChoice
+    from specdemo.pairs.registry import ModelChoice
     from specdemo.runs.settings import Settings
 
     command = options_of(kind or Settings, "settings")(command)
@@ -74,7 +73,7 @@ def options_of(
             checked = click.option(
                 f"{name}/--{about['off']}" if "off" in about else name,
                 field.name,
-                envvar=_variable(name) if variables else None,
+                envvar=_variable(field.name) if variables else None,
                 show_envvar=True,
                 show_default=about.get("unset", True),
                 required=required,
@@ -101,12 +100,12 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _variable(option: str) -> str:
-    return option.replace("--", "SPECDEMO_").replace("-", "_").upper()
+def _variable(field: str) -> str:
+    return f"SPECDEMO_{field.upper()}"
 
 
 def _parse(kind: type, options: dict[str, Any]) -> Any:
-    from specdemo.options import InvalidOption, parse
+    from specdemo.options import parse
 
     source = click.get_current_context().get_parameter_source
     variables = {name for name in options if source(name) is ParameterSource.ENVIRONMENT}
@@ -116,12 +115,8 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
     for field in dataclasses.fields(kind):
         if "file" in field.metadata and options.get(field.name):
             options[field.name] = _text_of(options[field.name], option_name(field.name))
-    try:
+    with naming(lambda name: _variable(name) if name in variables else option_name(name)):
         return parse(kind, {name: value for name, value in options.items() if value is not None})
-    except InvalidOption as error:
-        name = option_name(error.param)
-        name = _variable(name) if error.param in variables else name
-        raise InvalidOption(name, error.value, error.expected) from None
 
 
 def _text_of(path: str, option: str) -> str:
@@ -139,11 +134,11 @@ def chosen_pair(choice: ModelChoice) -> Pair:
     from specdemo.pairs import registry
 
     def default() -> Pair:
-        default_pair = registry.default_pair()
-        click.echo(f"pair {default_pair.why}", err=True)
-        return default_pair.pair
+        pair, why = registry.default_pair()
+        click.echo(f"pair {why}", err=True)
+        return pair
 
-    return registry.chosen_pair(choice, option_name, default)
+    return registry.chosen_pair(choice, default)
 
 
 def load_pair(choice: ModelChoice) -> LoadedPair:
@@ -152,7 +147,7 @@ def load_pair(choice: ModelChoice) -> LoadedPair:
 
     pair = chosen_pair(choice)
     with progress_bar() as report:
-        return loading.load_pair(pair, choice=choice, progress=report)
+        return loading.load_pair(pair, report)
 
 
 def check_output(destination: str | None, option: str) -> str | None:

@@ -7,9 +7,10 @@ from typing import get_args
 import click
 
 from specdemo.commands.shared import json_option, load_pair, write_report
+from specdemo.errors import naming
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import progress_bar
-from specdemo.pairs.choice import ModelChoice, WeightFormat
+from specdemo.pairs.registry import ModelChoice, WeightFormat
 
 
 @click.command()
@@ -42,7 +43,8 @@ def tune(
 
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
-    with progress_bar() as bar:
+    fields = {"assistant_model": "--assistant-model"}
+    with progress_bar() as bar, naming(lambda field: fields.get(field, "PAIR_OR_MODEL")):
         for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
             if isinstance(event, str):
                 bar(Progress(event))

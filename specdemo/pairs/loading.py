@@ -19,10 +19,8 @@ from specdemo.host.disk import file_size
 from specdemo.host.hardware import on_torch, require_memory
 from specdemo.host.progress import Report, silent, size
 from specdemo.pairs import embedded, sources
-from specdemo.pairs.choice import ModelChoice, PairInfo
-from specdemo.pairs.hub import WORKING_BYTES, Snapshot
-from specdemo.pairs.integrity import Check
-from specdemo.pairs.registry import NO_DRAFT, Pair
+from specdemo.pairs.hub import WORKING_BYTES, Check, Snapshot
+from specdemo.pairs.registry import NO_DRAFT, Pair, PairInfo
 from specdemo.pairs.sources import Source
 from specdemo.text.templates import DOLLY, RAW, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
@@ -46,10 +44,11 @@ class LoadedPair(PairFiles):
     check: Check = field(default_factory=Check)
 
 
-def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
-    """The draft of `pair` to use; empty for n-grams only. If `choice` names none, drafts on this
+def chosen_draft(pair: Pair) -> tuple[Source, ...]:
+    """The draft of `pair` to use; empty for n-grams only. If the user named none, drafts on this
     disk come before others, then the fastest by `tune`, which raced on the processor and counts for
     it only, then the order of `pair.drafts`."""
+    choice = pair.choice
     if choice.assistant_model:
         return pair.drafts
     on_cpu = choice.device == choice.draft_device == "CPU"
@@ -60,26 +59,23 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     if winner:
         # A draft that the user named, and may have deleted.
         with suppress(BadInput):
-            drafts = pair.with_draft(winner, "tune", choice.weight_format).drafts
+            drafts = pair.with_draft(winner).drafts
             if sources.here(drafts[0]):
                 return drafts
     by_rank = sorted(pair.drafts, key=lambda draft: (not sources.here(draft), draft.name != winner))
     return tuple(by_rank[:1])
 
 
-def load_pair(
-    pair: Pair, *, choice: ModelChoice | None = None, progress: Report = silent
-) -> LoadedPair:
-    """Fetch missing files of `pair` and open its tokenizer; `choice` names draft and devices.
-    Raises FetchError, DamagedModel, or BadInput for models that cannot be used."""
-    choice = choice or ModelChoice()
-    pair = replace(pair, drafts=chosen_draft(pair, choice))
-    models = fetch_pair(pair, choice, progress)
+def load_pair(pair: Pair, report: Report = silent) -> LoadedPair:
+    """Fetch missing files of `pair` and open its tokenizer. Raises FetchError, DamagedModel, or
+    BadInput for models that cannot be used."""
+    pair = replace(pair, drafts=chosen_draft(pair))
+    models = fetch_pair(pair, report)
     weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
     require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([model.folder for model in models])
     try:
-        loaded = _opened(pair, choice, check, *models)
+        loaded = _opened(pair, check, *models)
         target, draft = weights_size(loaded.target), loaded.draft and weights_size(loaded.draft)
     except (FetchError, ModelError):
         check.require()  # the reason may be a damaged file, which the check removes
@@ -92,22 +88,23 @@ def load_pair(
     return loaded
 
 
-def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
-    """Fetch target and draft, if any, in the format that the devices of `choice` run. Raises as
-    `load_pair`. An exception in `progress` stops the download; a later call resumes it."""
-    models = pair.target, *chosen_draft(pair, choice)
+def fetch_pair(pair: Pair, report: Report = silent) -> list[Snapshot]:
+    """Fetch target and draft, if any, in the format that their devices run. Raises as `load_pair`.
+    An exception in `report` stops the download; a later call resumes it."""
+    models, choice = (pair.target, *chosen_draft(pair)), pair.choice
     in_format = [
         replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
         for source, device in zip(models, (choice.device, choice.draft_device), strict=False)
     ]
-    return sources.prepare(in_format, progress)
+    return sources.prepare(in_format, report)
 
 
 def _opened(
-    pair: Pair, choice: ModelChoice, check: Check, target: Snapshot, draft: Snapshot | None = None
+    pair: Pair, check: Check, target: Snapshot, draft: Snapshot | None = None
 ) -> LoadedPair:
+    choice = pair.choice
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
-    head, layers, model = _head(pair, choice, target, draft)
+    head, layers, model = _head(pair, target, draft)
     ids, context = ir.read_config(target.folder)
     draft_context, translation = 0, None
     if model and pair.draft:
@@ -154,7 +151,7 @@ def _opened(
 
 
 def _head(
-    pair: Pair, choice: ModelChoice, target: Snapshot, draft: Snapshot | None
+    pair: Pair, target: Snapshot, draft: Snapshot | None
 ) -> tuple[Path | None, tuple[int, ...], Snapshot | None]:
     """The draft head of `draft` and the target's layers that it reads, and `draft` if there is a
     draft model. Raises BadInput for a head that does not go with the target."""
@@ -162,7 +159,7 @@ def _head(
     if draft is None or source is None:
         return None, (), None
     if ir.is_eagle_head(ir.read_json(draft.folder / "config.json")):
-        if on_torch(choice.device) or on_torch(choice.draft_device):
+        if any(map(on_torch, (pair.choice.device, pair.choice.draft_device))):
             raise BadInput(
                 f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
                 "device; leave the devices at CPU, or choose another draft."
@@ -175,7 +172,7 @@ def _head(
     head = draft.folder / ir.HEAD
     if not head.is_file():
         return None, (), draft
-    if source.repo and not on_torch(choice.device):
+    if source.repo and not on_torch(pair.choice.device):
         from specdemo.convert.heads import require_target
 
         require_target(head, target.folder / ir.MODEL, pair.target.name)

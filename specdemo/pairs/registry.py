@@ -1,31 +1,86 @@
-"""The known pairs: repositories, sizes, drafts, and whether they are on this disk."""
+"""The models that a user may name, and the known pairs: repositories, sizes, drafts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from specdemo.engine.profile import Profile
-from specdemo.errors import BadInput
+from specdemo.errors import InvalidOption
 from specdemo.host import hardware, measured
 from specdemo.host.hardware import on_torch, require_device
+from specdemo.options import CONFIG, Line, option
 from specdemo.pairs import embedded, sources
-from specdemo.pairs.choice import ModelChoice, WeightFormat
 from specdemo.pairs.sources import EMBEDDED_DRAFT, EMBEDDED_TARGET, Source
 
 MB = 1_000_000
-OWN = "own"  # name of a pair that the list does not hold
-NO_DRAFT = "none"  # in place of a draft's name: n-grams only
+OWN = "own"  # name of a pair that is not in PAIRS
+NO_DRAFT = "none"  # instead of a draft's name: n-gram lookup only
 EMBEDDED_TOKENS = 3.5  # in the time of a GB of weights: 2.9 to 4.1 in docs/results/rehearsals.md
 
+Name = Annotated[str, Field(max_length=4096)]  # a model may be named by its folder
+WeightFormat = Literal["auto", "int8", "int4", "fp16"]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ModelChoice:
+    """Which models, and where they run. `model` and `assistant_model` name target and draft model
+    (folders, GGUF files or Hub repositories); `weight_format` is for converting checkpoints and
+    GGUF files."""
+
+    pair: Line = option(
+        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
+    )
+    model: Line = option(
+        "",
+        "your own target model: a folder, a GGUF file or a Hub repository (for a GGUF file there "
+        "OWNER/NAME:FILE.gguf or OWNER/NAME:Q4_K_M)",
+        metavar="DIR_OR_REPO",
+    )
+    assistant_model: Line = option(
+        "",
+        "the draft model that goes with it, or one of a pair's",
+        metavar="DIR_OR_REPO",
+    )
+    weight_format: WeightFormat = option(
+        "auto",
+        "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int8, or int4 "
+        "if that takes more than half of the memory",
+    )
+    thinking: bool = option(False, "let a model that can (Qwen3) think before it answers")
+    device: Line = option(
+        "CPU",
+        "device of the target model: CPU (OpenVINO), or one of PyTorch's (torch:cpu, torch:cuda, "
+        "torch:xpu, torch:mps, torch:hpu)",
+    )
+    draft_device: Line = option("CPU", "device of the draft model, likewise")
+    kv_cache: Literal["auto", "f32", "f16", "u8"] = option(
+        "auto", "precision of the KV cache; what it does to exactness is measured and reported"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairInfo:
+    """The names and revisions of a run's models, and what the numerics are on this machine."""
+
+    name: Name
+    target: Name
+    draft: Name | None
+    target_revision: Name = ""
+    draft_revision: Name = ""
+    numerics_found: Name = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """A target model and the models that can draft for it. If none of `drafts` is here, the first
-    is fetched; without `drafts`, n-grams draft. `memory_bytes`: weights, caches, working space.
-    `use`: what its answers are good for."""
+    """A target model, the models that can draft for it, and the `choice` that named it.
+    `memory_bytes`: weights, caches, working space. `use`: what its answers are good for."""
 
     name: str
     title: str
@@ -33,6 +88,7 @@ class Pair:
     target: Source
     drafts: tuple[Source, ...] = ()
     use: str = ""
+    choice: ModelChoice = ModelChoice()
 
     @property
     def embedded(self) -> bool:
@@ -40,7 +96,7 @@ class Pair:
 
     @property
     def subject(self) -> dict[str, str]:
-        """What measurements of this pair are kept under."""
+        """The key of the pair's stored measurements."""
         if self.name != OWN:
             return {"pair": self.name}
         return {"target": self.target.repo, "weight_format": self.target.export}
@@ -58,13 +114,12 @@ class Pair:
         return self.memory_bytes <= hardware.memory_bytes()
 
     def is_here(self) -> bool:
-        """Look whether the target and one of the drafts are on this disk."""
+        """Whether the target and one of the drafts are on this disk."""
         drafts_here = not self.drafts or any(map(sources.here, self.drafts))
         return drafts_here and sources.here(self.target)
 
     def read_facts(self) -> str:
-        """Read what was measured here, as text: time of a baseline token, agreement with another
-        pair."""
+        """What was measured here, as text: seconds a token, agreement with another pair."""
         tuned = measured.read(measured.TUNED, self.subject)
         steps = measured.read(measured.STEPS, {"model": self.target.name})
         facts: list[str] = []
@@ -76,9 +131,8 @@ class Pair:
         return ", ".join(facts)
 
     def read_expected_speed(self) -> str:
-        """Read the costs of the embedded pair here, and reckon from them the tokens/s of
-        autoregressive decoding to those of speculative decoding with an acceptance rate of one
-        half, as text; "" where they have not been measured yet."""
+        """Estimate tokens/s from no drafting up to half of the draft tokens accepted, as text,
+        from the costs of the embedded pair here; "" if they have not been measured."""
         profile = _embedded_profile()
         if profile is None:
             return ""
@@ -86,35 +140,36 @@ class Pair:
         # A forward may be padded to a larger one.
         seconds = np.minimum.accumulate([*costs.values()][::-1])[::-1]
         drafted = np.arange(9)  # tokens in a round
-        verify = np.interp(drafted + 1, [*costs], seconds) * _share(self.target)
+        verify = np.interp(drafted + 1, [*costs], seconds) * _relative_cost(self.target)
         step = profile.draft_step
         if self.draft and not self.embedded:
-            step = seconds[0] * _share(self.draft)
+            step = seconds[0] * _relative_cost(self.draft)
         speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
         bounds = speeds[0], speeds.max()
         texts = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in bounds]
         return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
 
-    def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
+    def with_draft(self, name: str) -> Pair:
         """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
-        Raises BadInput, which names `option`."""
+        Raises InvalidOption."""
         drafts = tuple(draft for draft in self.drafts if draft.name == name)
         if name != NO_DRAFT and not drafts:
-            drafts = (sources.source_of(name, option, weight_format),)
-        return replace(self, drafts=drafts)
+            weight_format = self.choice.weight_format
+            drafts = (sources.source_of(name, "assistant_model", weight_format),)
+        return replace(self, drafts=drafts, choice=replace(self.choice, assistant_model=name))
 
 
 def _embedded_profile() -> Profile | None:
     """The stored profile of the embedded pair on this machine, with costs of its target."""
-    for about, profile in measured.profiles():
-        of_machine = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
+    for subject, profile in measured.profiles():
+        on_cpu = subject["machine"] == hardware.describe() and subject["devices"] == "CPU, CPU"
         costs = profile.targets["exact"].costs if "exact" in profile.targets else {}
-        if of_machine and str(about["target"]).startswith(f"{embedded.TARGET} ") and 1 in costs:
+        if on_cpu and str(subject["target"]).startswith(f"{embedded.TARGET} ") and 1 in costs:
             return profile
     return None
 
 
-def _share(source: Source) -> float:
+def _relative_cost(source: Source) -> float:
     """Time of a token of the model, relative to the embedded target's."""
     weights = source.ir_bytes or source.download_bytes
     return EMBEDDED_TOKENS * weights / 1e9 if source.repo else 1.0
@@ -207,15 +262,16 @@ _UNASKED = "dolly-3b-int4"
 
 
 def own_pair(target: Source, draft: Source | None = None) -> Pair:
-    """A pair that PAIRS does not hold."""
+    """A pair that is not in PAIRS."""
     return Pair(OWN, target.name, 0, target, (draft,) if draft else ())
 
 
-def find_pair(name: str, *, option: str = "--pair") -> Pair:
-    """The pair called `name`. Raises BadInput, which names `option`."""
+def find_pair(name: str) -> Pair:
+    """The pair called `name`. Raises InvalidOption."""
     pairs = {pair.name: pair for pair in PAIRS}
     if name not in pairs:
-        raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(pairs)}.")
+        wrong = "{} {name!r} is not a pair; choose one of {pairs}."
+        raise InvalidOption(wrong, "pair", name=name, pairs=", ".join(pairs))
     return pairs[name]
 
 
@@ -227,53 +283,48 @@ def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:
 
 
 def chosen_pair(
-    choice: ModelChoice,
-    name: Callable[[str], str] = str,
-    default: Callable[[], Pair] = lambda: default_pair().pair,
+    choice: ModelChoice, default: Callable[[], Pair] = lambda: default_pair()[0]
 ) -> Pair:
-    """The pair that `choice` names, or `default()` if it names none. `name` maps a field of
-    ModelChoice to the name of its option. Raises BadInput or MissingPackage."""
-    require_device(choice.device, name("device"))
-    require_device(choice.draft_device, name("draft_device"))
+    """The pair that `choice` names, or `default()` if it names none. Raises InvalidOption or
+    MissingPackage."""
+    require_device(choice.device, "device")
+    require_device(choice.draft_device, "draft_device")
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
-        raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
+        wrong = "{} {precision} is for OpenVINO devices only."
+        raise InvalidOption(wrong, "kv_cache", precision=choice.kv_cache)
     if choice.model and choice.pair:
-        raise BadInput(
-            f"{name('pair')} {choice.pair} and {name('model')} {choice.model:.100} name two "
-            "targets; leave one of them out."
+        raise InvalidOption(
+            "{} {pair} and {} {model:.100} name two targets; leave one of them out.",
+            *("pair", "model"),
+            pair=choice.pair,
+            model=choice.model,
         )
     if choice.model:
-        pair = own_pair(sources.source_of(choice.model, name("model"), choice.weight_format))
+        pair = own_pair(sources.source_of(choice.model, "model", choice.weight_format))
     elif choice.pair:
-        pair = find_pair(choice.pair, option=name("pair"))
+        pair = find_pair(choice.pair)
     elif choice.assistant_model:
-        needs = f"{name('model')} or {name('pair')} beside it."
-        raise BadInput(f"{name('assistant_model')} needs {needs}")
+        fields = "assistant_model", "model", "pair"
+        raise InvalidOption("{} needs {} or {} beside it.", *fields)
     else:
-        return default()
-    if not choice.assistant_model:
-        return pair
-    return pair.with_draft(choice.assistant_model, name("assistant_model"), choice.weight_format)
+        pair = default()
+    pair = replace(pair, choice=choice)
+    return pair.with_draft(choice.assistant_model) if choice.assistant_model else pair
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The default pair, and the reason in one sentence. `later`: a pair that suits this machine
-    better but is not on this disk."""
-
-    pair: Pair
-    why: str
-    later: Pair | None = None
-
-
-def default_pair() -> Choice:
-    """The largest Dolly pair on this disk that fits into memory; else the embedded pair, with
-    _UNASKED as `later` if that fits. Uses no network. Never raises."""
+def default_pair() -> tuple[Pair, str]:
+    """The largest Dolly pair on this disk that fits into memory, else the embedded pair; and the
+    reason in one sentence. Uses no network. Never raises."""
     for pair in map(find_pair, _DEFAULTS):
         if pair.fits and pair.is_here():
-            return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
-    later = find_pair(_UNASKED)
-    if later.fits:
-        why = f"no Dolly pair is here; `specdemo fetch {later.name}` gets one that fits."
-        return Choice(EMBEDDED, f"embedded: {why}", later)
-    return Choice(EMBEDDED, "embedded: no Dolly pair fits this machine.")
+            return pair, f"{pair.name}: the largest Dolly pair that is here and fits."
+    why = "no Dolly pair fits this machine."
+    if pair_to_fetch(EMBEDDED):
+        why = f"no Dolly pair is here; `specdemo fetch {_UNASKED}` gets one that fits."
+    return EMBEDDED, f"embedded: {why}"
+
+
+def pair_to_fetch(default: Pair) -> Pair | None:
+    """The pair that suits this machine better than the embedded pair as the `default`, if any."""
+    pair = find_pair(_UNASKED)
+    return pair if default.embedded and pair.fits else None

@@ -1,4 +1,4 @@
-"""Finds, fetches or exports the IR of a model, given a Hub repository or a folder."""
+"""Where a model comes from: finds, fetches or exports its IR."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from specdemo.convert import ir
 from specdemo.convert.exporting import export, require_checkpoint
-from specdemo.errors import BadInput
+from specdemo.errors import InvalidOption
 from specdemo.host import disk, hardware
 from specdemo.host.progress import Report, silent
-from specdemo.pairs import embedded, hub, integrity
+from specdemo.pairs import embedded, hub
 from specdemo.pairs.hub import Snapshot
 
 AS_IT_IS = "checkpoint"
@@ -19,10 +19,9 @@ _EXPORT_VERSION = 7  # changes with the exporters, so that older exports are not
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from: `repo` is a Hub repository, a folder, or "" for an embedded model.
-    `export` is the weight format that a PyTorch checkpoint is exported to, "" for OpenVINO IR,
-    AS_IT_IS for a checkpoint that is not exported: torch runs it. `ir_bytes`: of the weights that
-    run, where they are not what is downloaded."""
+    """Where a model comes from. `repo`: a Hub repository, a folder, a GGUF file, or "" for an
+    embedded model. `export`: the weight format that a checkpoint is exported to; "" for IR,
+    AS_IT_IS for a checkpoint that torch runs. `ir_bytes`: bytes of the exported weights."""
 
     repo: str
     name: str
@@ -35,14 +34,15 @@ EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
 EMBEDDED_DRAFT = Source("", "embedded draft")
 
 
-def source_of(text: str, option: str, weight_format: str) -> Source:
-    """The folder or Hub repository that the user named with `option`. Raises BadInput."""
+def source_of(text: str, field: str, weight_format: str) -> Source:
+    """The folder, GGUF file or Hub repository that a `field` names. Raises InvalidOption."""
     path = Path(text).expanduser().absolute()
     if path.is_dir() or path.is_file() and path.suffix == ".gguf":
         name = path.resolve().name.removesuffix(".gguf")
         return Source(str(path), name, export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
-        raise BadInput(f"{option} {text!r} is no folder or GGUF file here, and no Hub repository.")
+        wrong = "{} {text!r} is no folder or GGUF file here, and no Hub repository."
+        raise InvalidOption(wrong, field, text=text)
     name, _, gguf = hub.split(text)
     return Source(text, f"{name}:{gguf}" if gguf else name, export=weight_format)
 
@@ -56,8 +56,10 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
     """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
     Checks disk and memory first. Raises FetchError, BadInput or MissingPackage."""
     snapshots = fetch(sources, report)
-    pairs = zip(sources, snapshots, strict=True)
-    return [_ready(source, snapshot, report) for source, snapshot in pairs]
+    return [
+        _exported(source, snapshot, report)
+        for source, snapshot in zip(sources, snapshots, strict=True)
+    ]
 
 
 def fetch(
@@ -74,8 +76,8 @@ def fetch(
     return [snapshots[source] or _embedded(source, embedded.fetch(report)) for source in sources]
 
 
-def _ready(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
-    """The folder that runs: `snapshot` itself, or its export, made first if it is missing."""
+def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
+    """The folder that runs: `snapshot` itself, or its export, made if it is missing."""
     if not source.repo:
         return snapshot
     if source.export == AS_IT_IS and snapshot.folder.is_dir():
@@ -88,9 +90,9 @@ def _ready(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         name = f"{Path(source.name).name.replace(':', '-')}-{weight_format}-{key}"
         folder = disk.cache_home() / "exported" / name
         with disk.exclusive_scratch(folder.parent) as scratch:
-            if not integrity.whole(folder):
+            if not hub.is_complete(folder):
                 export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
-                integrity.put(scratch / "ir", folder)
+                hub.put(scratch / "ir", folder)
         return Snapshot(folder, snapshot.revision)
     return snapshot
 

@@ -23,7 +23,6 @@ from specdemo.host import hardware, measured
 from specdemo.host.energy import EnergyMeter
 from specdemo.host.progress import Meter, Progress, Report, watched
 from specdemo.pairs import loading
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
@@ -314,16 +313,14 @@ class Session(AbstractContextManager["Session"]):
         return ids
 
 
-def open_session(
-    pair: Pair, choice: ModelChoice, report: Callable[[str], None], **capacity: Any
-) -> Session:
+def open_session(pair: Pair, report: Callable[[str], None], **capacity: Any) -> Session:
     """Fetch missing files of `pair`, and compile its models, in seconds to hours. `report` gets
     lines on the progress; `capacity` are arguments of Session. Raises SpecdemoError."""
 
     def show(progress: Progress) -> None:
         report(progress.line)
 
-    loaded = loading.load_pair(pair, choice=choice, progress=show)
+    loaded = loading.load_pair(pair, show)
     return compiled_session(loaded, show, **capacity)
 
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
-from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.stops import until_stop
 

@@ -81,7 +81,6 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
 
     session = open_session(
         chosen_pair(options),
-        options,
         report,
         threads=options.cpus_per_replica,
         active=options.max_ongoing,

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.options import CONFIG, Line, Whole, option
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS
 
 Count = Annotated[Whole, Field(ge=1)]

@@ -8,7 +8,7 @@ from pydantic import Field, FilePath
 from pydantic.dataclasses import dataclass
 
 from specdemo.options import CONFIG, Line, Whole, option
-from specdemo.pairs.choice import WeightFormat
+from specdemo.pairs.registry import WeightFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)

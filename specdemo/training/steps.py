@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from specdemo.convert import heads
-from specdemo.errors import BadInput, MissingPackage
+from specdemo.errors import BadInput, MissingPackage, naming
 from specdemo.host.terminal import progress_bar
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.training import data
@@ -49,7 +48,7 @@ def train_draft(settings: TrainSettings) -> str:
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
-        loaded = load_pair(pair, choice=ModelChoice(assistant_model=NO_DRAFT), progress=report)
+        loaded = load_pair(pair, report)
     if settings.start:
         network.first_weights(settings, _tables(loaded)[0].shape[1])
     groups, unanswered = (
@@ -147,8 +146,8 @@ def _pair(settings: TrainSettings) -> Pair:
     choice = choice_of(settings.target, settings.weight_format)
     if choice.pair and settings.weight_format != "auto":
         raise BadInput("--weight-format is for a model of your own; a pair's IR has its format.")
-    pair = chosen_pair(choice, lambda field: "--target")
-    return pair.with_draft(NO_DRAFT, "--target")
+    with naming(lambda field: "--target"):
+        return chosen_pair(replace(choice, assistant_model=NO_DRAFT))
 
 
 def _open_work(settings: TrainSettings, work: Path) -> None:

@@ -91,7 +91,7 @@ class Arrival:
         while (health := self._service.health())["status"] == "loading" or health["preparing"]:
             report(self.progress)
             time.sleep(0.2)
-        fetch_pair(self.pair, self._offer.first, report)
+        fetch_pair(replace(self.pair, choice=self._offer.first), report)
         return "ready"
 
     def _change(self) -> str:

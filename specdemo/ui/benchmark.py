@@ -21,7 +21,7 @@ from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
 from specdemo.ui.events import message
 
 if TYPE_CHECKING:
-    from specdemo.pairs.choice import PairInfo
+    from specdemo.pairs.registry import PairInfo
     from specdemo.runs.session import Session
     from specdemo.ui.service import LimitedSession
 

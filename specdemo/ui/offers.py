@@ -11,13 +11,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from specdemo.convert import ir
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware
 from specdemo.host.progress import size
 from specdemo.options import parse
 from specdemo.pairs import registry
-from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.hub import WORKING_BYTES
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Offer:
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
         self.defaults = {**asdict(first), "pair": first.pair or OWN}
         if first.pair == AUTO:
-            default = registry.default_pair()
-            self.first, self.later = replace(first, pair=default.pair.name), default.later
-            print(f"pair {default.why}", file=sys.stderr, flush=True)
+            pair, why = registry.default_pair()
+            self.first, self.later = replace(first, pair=pair.name), registry.pair_to_fetch(pair)
+            print(f"pair {why}", file=sys.stderr, flush=True)
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
@@ -116,7 +116,7 @@ class Offer:
         beside those in memory now. Raises SpecdemoError."""
         from specdemo.pairs.loading import fetch_pair
 
-        models = fetch_pair(_pair(chosen), chosen, lambda progress: report(progress.line))
+        models = fetch_pair(_pair(chosen), lambda progress: report(progress.line))
         weights = sum(disk.file_size(model.folder / ir.WEIGHTS) for model in models)
         return hardware.available_bytes() > weights + WORKING_BYTES
 
@@ -124,7 +124,7 @@ class Offer:
         """The session of the models, as `session.open_session` gives it."""
         from specdemo.runs.session import open_session
 
-        session = open_session(_pair(chosen), chosen, report, **self._capacity)
+        session = open_session(_pair(chosen), report, **self._capacity)
         if self.later and chosen.pair == self.later.name:
             self.first = replace(self.first, pair=chosen.pair)
         return session
@@ -158,4 +158,5 @@ class Offer:
 
 def _pair(chosen: ModelChoice) -> registry.Pair:
     """The chosen pair, with messages in the page's words. Raises BadInput."""
-    return registry.chosen_pair(chosen, lambda field: field.replace("_", " ").capitalize())
+    with naming(lambda field: field.replace("_", " ").capitalize()):
+        return registry.chosen_pair(chosen)

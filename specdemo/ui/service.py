@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
-from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Event, Question
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact

@@ -14,7 +14,7 @@ from specdemo.runs.trace import Repeat, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
-    from specdemo.pairs.choice import PairInfo
+    from specdemo.pairs.registry import PairInfo
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from fakes import PIECES, FakeSession, page_application, running, served
 
-from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.serving.request_guard import Server
 from specdemo.ui import routes
 from specdemo.ui.service import Service, VisitorLimits
