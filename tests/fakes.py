@@ -194,7 +194,7 @@ def until(condition: Callable[[], object]) -> None:
 @contextlib.contextmanager
 def running(server) -> Iterator[str]:
     """The URL of a server, while it runs."""
-    from specdemo.serving.request_guard import bound_socket
+    from specdemo.server.request_guard import bound_socket
 
     listening = bound_socket("127.0.0.1", 0)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -213,10 +213,10 @@ def running(server) -> Iterator[str]:
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None, **options):
     """A running API server over a session, with `options` of ServeOptions; `load` replaces how its
     engine is made."""
-    from specdemo.serving.application import application
-    from specdemo.serving.backend import LocalBackend
-    from specdemo.serving.request_guard import Server
-    from specdemo.serving.server_options import ServeOptions
+    from specdemo.server.application import application
+    from specdemo.server.backend import LocalBackend
+    from specdemo.server.request_guard import Server
+    from specdemo.server.server_options import ServeOptions
 
     options = ServeOptions(**{"max_new_tokens": 8, **options})
     session.loaded = loaded
@@ -245,7 +245,7 @@ def page_application(service, offer=None, arrival=None, *, key: str | None = Non
 @contextlib.contextmanager
 def page_server(service, offer=None, arrival=None, *, application=None):
     """The URL of a running page for a service; `application` replaces its `page_application`."""
-    from specdemo.serving.request_guard import Server
+    from specdemo.server.request_guard import Server
     from specdemo.ui.web_app import finish
 
     app, guard = application or page_application(service, offer, arrival)

@@ -18,10 +18,9 @@ from conftest import ROOT
 from fakes import until
 from tiny_models import ir_folder
 
-from specdemo.serving import request_guard
-from specdemo.serving.backend import LocalBackend
-from specdemo.serving.launch import serve_locally
-from specdemo.serving.server_options import ServeOptions
+from specdemo.commands import serve as serve_command
+from specdemo.server.backend import LocalBackend
+from specdemo.server.server_options import ServeOptions
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +100,7 @@ def test_a_server_that_cuts_running_streams_ends_with_0(serve):
 
 
 def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypatch, capsys):
-    class Stopped(request_guard.Server):
+    class Stopped(serve_command.Server):
         def run(self, sockets):
             self.handle_exit(signal.SIGTERM, None)
             loading.set()
@@ -110,8 +109,8 @@ def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypa
             sockets[0].close()
 
     loading = threading.Event()
-    monkeypatch.setattr(request_guard, "Server", Stopped)
+    monkeypatch.setattr(serve_command, "Server", Stopped)
     monkeypatch.setattr(LocalBackend, "load", lambda backend: loading.wait(30))
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    serve_locally(ServeOptions(port=port))
+    serve_command.serve_locally(ServeOptions(port=port))

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "specdemo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    "start cli commands ui bench training serving api runs pairs text convert host options errors "
+    "start cli commands ui bench training server api runs pairs text convert host options errors "
     "engine"
 ).split()
 """A room, or a file beside the rooms, imports only those to its right."""

@@ -21,9 +21,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from specdemo.pairs.registry import ModelChoice
-from specdemo.serving import request_guard
-from specdemo.serving.request_guard import RequestGuard, Server, bound_socket
-from specdemo.serving.server_options import ServerOptions
+from specdemo.server import request_guard
+from specdemo.server.request_guard import RequestGuard, Server, bound_socket
+from specdemo.server.server_options import ServerOptions
 from specdemo.ui import routes
 from specdemo.ui.service import Service
 

@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
-from specdemo.serving.backend import LocalBackend
-from specdemo.serving.schema import ChatRequest, CompletionRequest
-from specdemo.serving.server_options import ServeOptions
+from specdemo.server.backend import LocalBackend
+from specdemo.server.schema import ChatRequest, CompletionRequest
+from specdemo.server.server_options import ServeOptions
 from specdemo.text.tokenizer import Tokenizer
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
@@ -238,7 +238,7 @@ def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, embedde
 
 
 def test_an_answer_that_has_ended_waits_for_slower_ones(client, session, monkeypatch):
-    monkeypatch.setattr("specdemo.serving.backend.PING", 0.001)
+    monkeypatch.setattr("specdemo.server.backend.PING", 0.001)
     monkeypatch.setattr(session, "delay", 0.02)
     answer = chat(client, n=20, max_tokens=2)
     assert [choice.finish_reason for choice in answer.choices] == ["length"] * 20

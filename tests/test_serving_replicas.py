@@ -15,12 +15,12 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
-from specdemo.serving import backend as backends
-from specdemo.serving import deployment
-from specdemo.serving.backend import ATTEMPTS, NotReady, Piece, ReplicaBackend
-from specdemo.serving.metrics import Metrics
-from specdemo.serving.request_guard import bound_socket
-from specdemo.serving.schema import CompletionRequest
+from specdemo.server import backend as backends
+from specdemo.server import ray
+from specdemo.server.backend import ATTEMPTS, NotReady, Piece, ReplicaBackend
+from specdemo.server.metrics import Metrics
+from specdemo.server.request_guard import bound_socket
+from specdemo.server.schema import CompletionRequest
 
 
 class Died(Exception): ...
@@ -167,13 +167,13 @@ def test_without_a_replica_there_is_no_model_to_describe():
     [({"replicas": 2, "gateways": 3}, 2, 3), ({"replicas": 2, "max_replicas": 4}, (2, 4), 1)],
 )
 def test_the_application_on_ray_is_gateways_in_front_of_engines(replicas, engines, gateways):
-    gateway = deployment.app(replicas)._bound_deployment
+    gateway = ray.app(replicas)._bound_deployment
     [engine, options] = gateway.init_args
     engine = engine._bound_deployment
     scaling = engine._deployment_config.autoscaling_config
     found = (scaling.min_replicas, scaling.max_replicas) if scaling else engine.num_replicas
     assert (found, gateway.num_replicas) == (engines, gateways)
-    assert (engine.name, options.pair, options.strangers) == (deployment.ENGINE, "embedded", True)
+    assert (engine.name, options.pair, options.strangers) == (ray.ENGINE, "embedded", True)
     api = gateway.func_or_class.__serve_build_asgi_app__
     routes = api(SimpleNamespace(_backend=None, _options=options)).routes
     assert "/v1/completions" in {getattr(route, "path", "") for route in routes}

@@ -22,7 +22,7 @@ from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
-from specdemo.serving.metrics import Metrics
+from specdemo.server.metrics import Metrics
 from specdemo.ui import events, offers, web_app
 from specdemo.ui.service import Gate, LimitedSession, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence

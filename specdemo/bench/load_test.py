@@ -110,7 +110,7 @@ def at_rest(url: str) -> dict[str, Any]:
 def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
     """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
     ready, its `url`, its `process`, and `output`, which returns its output."""
-    from specdemo.serving.request_guard import bound_socket
+    from specdemo.server.request_guard import bound_socket
 
     with bound_socket("127.0.0.1", 0) as probe:
         port = str(probe.getsockname()[1])

@@ -16,9 +16,9 @@ from specdemo.commands.shared import CONTEXT, options_of
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
-from specdemo.serving import metrics
-from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
-from specdemo.serving.server_options import Port, ServerOptions, key_from_environment
+from specdemo.server import metrics
+from specdemo.server.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
+from specdemo.server.server_options import Port, ServerOptions, key_from_environment
 from specdemo.ui import offers
 from specdemo.ui.routes import PageGuard
 

@@ -10,9 +10,19 @@ from dataclasses import replace
 import click
 
 from specdemo.commands.shared import chosen_pair, options_of
-from specdemo.errors import MissingPackage
-from specdemo.serving.launch import on_ray, serve_locally
-from specdemo.serving.server_options import ServeOptions
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.server.application import application
+from specdemo.server.backend import LocalBackend
+from specdemo.server.metrics import log_requests
+from specdemo.server.request_guard import Server, bound_socket, url_of
+from specdemo.server.server_options import ServeOptions, key_from_environment
+
+RAY_OFF = (
+    "RAY_SERVE_LOG_TO_STDERR",
+    "RAY_enable_metrics_collection",
+    # Despite its name, 0 makes Ray listen on the loopback address only, on every system.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+)
 
 
 @click.command()
@@ -22,12 +32,46 @@ def serve(options: ServeOptions) -> None:
         options = replace(options, pair=chosen_pair(options).name)
     if options.no_ray:
         serve_locally(options)
-        return
-    if importlib.util.find_spec("ray") is None:
+    elif importlib.util.find_spec("ray") is None:
         raise MissingPackage(
             "serve runs its replicas on Ray Serve, which is not installed: run "
             "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
         )
+    else:
+        serve_on_ray(options)
+
+
+def serve_locally(options: ServeOptions) -> None:
+    """Serve with one engine in this process. Requests get 503 until the model is loaded."""
+    if options.replicas > 1 or options.max_replicas:
+        raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
+    listening = bound_socket(options.host, options.port)
+    url = url_of(*listening.getsockname()[:2])
+    log_requests()
+    backend = LocalBackend(options)
+    app = application(backend, options, key_from_environment())
+    server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
+
+    def load() -> None:
+        backend.load()
+        if backend.failed:
+            server.should_exit = True
+        else:
+            print(f"Ready: {url}/v1", flush=True)
+
+    print(f"Listening at {url}; loading the model.", flush=True)
+    threading.Thread(target=load, daemon=True).start()
+    server.run([listening])
+    if backend.failed:
+        raise RequestFailed(backend.failed)
+    print("Stopped.", file=sys.stderr)
+
+
+def serve_on_ray(options: ServeOptions) -> None:
+    for name in RAY_OFF:
+        os.environ.setdefault(name, "0")
+    from specdemo.server.ray import on_ray  # reads these variables
+
     # Replicas run in other folders.
     model, draft = map(_absolute, (options.model, options.assistant_model))
     ended = threading.Event()

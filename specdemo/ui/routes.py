@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
-from specdemo.serving.request_guard import RequestGuard, parsed
+from specdemo.server.request_guard import RequestGuard, parsed
 
 if TYPE_CHECKING:
     import gradio

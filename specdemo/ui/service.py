@@ -20,8 +20,8 @@ from specdemo.runs.question import Event, Question
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
-from specdemo.serving.metrics import Metrics, Record
-from specdemo.serving.request_guard import network_of
+from specdemo.server.metrics import Metrics, Record
+from specdemo.server.request_guard import network_of
 from specdemo.ui.wording import error_sentence, model_line
 
 if TYPE_CHECKING:

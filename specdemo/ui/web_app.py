@@ -17,7 +17,7 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import Turns
-from specdemo.serving.request_guard import has_key
+from specdemo.server.request_guard import has_key
 from specdemo.ui import MAX_EVENTS, benchmark, events
 from specdemo.ui.assets import KINDS
 from specdemo.ui.routes import Ask, OpenRun, PageGuard

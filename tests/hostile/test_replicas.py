@@ -13,9 +13,9 @@ import httpx
 import openai
 
 from specdemo.bench.prompts import read_prompts
-from specdemo.serving import deployment, launch
-from specdemo.serving.request_guard import bound_socket
-from specdemo.serving.server_options import ServeOptions
+from specdemo.server import ray
+from specdemo.server.request_guard import bound_socket
+from specdemo.server.server_options import ServeOptions
 
 VISITORS, PATIENCE = 6, 150.0
 DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s": 5.0}
@@ -24,7 +24,7 @@ DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s"
 def service(**replicas):
     with bound_socket("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-    return launch.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
+    return ray.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
 
 
 def wait_for(url: str, replicas: int) -> None:
@@ -64,7 +64,7 @@ def busiest() -> tuple[int, int]:
     """Process id, and requests in flight, of the replica that has most to do."""
     from ray import serve
 
-    handle = serve.get_deployment_handle(deployment.ENGINE, deployment.NAME)
+    handle = serve.get_deployment_handle(ray.ENGINE, ray.NAME)
     told = handle.broadcast("report").results(timeout_s=10, return_exceptions=True)
     reports = [one for one in told if not isinstance(one, Exception)]
     found = max(reports, key=lambda report: report["in_flight"])
@@ -91,7 +91,7 @@ def test_a_replica_that_is_killed_costs_its_begun_answers_and_no_others():
 
 
 def test_load_brings_a_replica_and_quiet_takes_it_away(monkeypatch):
-    monkeypatch.setattr(deployment, "SCALING", DELAYS)
+    monkeypatch.setattr(ray, "SCALING", DELAYS)
     with service(max_replicas=2, max_ongoing=4) as url:
         wait_for(url, 1)
         ended = under_load(url, lambda: wait_for(url, 2))

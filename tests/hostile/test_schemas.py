@@ -15,7 +15,7 @@ import httpx
 from fakes import PIECES, FakeSession, page_application, running, served
 
 from specdemo.pairs.registry import ModelChoice, PairInfo
-from specdemo.serving.request_guard import Server
+from specdemo.server.request_guard import Server
 from specdemo.ui import routes
 from specdemo.ui.service import Service, VisitorLimits
 

@@ -1,28 +1,36 @@
-"""The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API. Ray
-places, watches, restarts, scales and balances the engines."""
+"""The API on Ray Serve: engines that each hold the pair, behind a gateway. Ray places, watches,
+restarts, scales and balances the engines. The cluster that `on_ray` starts listens on 127.0.0.1,
+but Serve's replicas open a port on every address; Ray has no setting for it."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
+from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
+from specdemo.host.hardware import processors
 from specdemo.options import parse
-from specdemo.serving.application import application
-from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend
-from specdemo.serving.metrics import log_requests
-from specdemo.serving.schema import CommonRequest
-from specdemo.serving.server_options import ServeOptions, key_from_environment
+from specdemo.server.application import application
+from specdemo.server.backend import LocalBackend, Piece, ReplicaBackend
+from specdemo.server.metrics import log_requests
+from specdemo.server.request_guard import bound_socket, url_of
+from specdemo.server.schema import CommonRequest
+from specdemo.server.server_options import ServeOptions, key_from_environment
 
 NAME, ENGINE = "specdemo", "Engine"
 
@@ -110,3 +118,43 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
         num_replicas=options.gateways, **common
     )
     return gateway.bind(engine, options)
+
+
+@contextlib.contextmanager
+def on_ray(options: ServeOptions) -> Iterator[str]:
+    """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
+    answers are finished. Raises RequestFailed if the service does not start."""
+    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
+    if most * each > processors():  # Ray would wait for more for ever
+        raise BadInput(
+            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
+            f"{processors()}; lower --replicas (or --max-replicas) or --cpus-per-replica."
+        )
+    bound_socket(options.host, options.port).close()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        num_cpus=processors(),
+        include_dashboard=False,
+        object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    try:
+        http = HTTPOptions(host=options.host, port=options.port)
+        serve.start(http_options=http, proxy_location="HeadOnly")
+        service = app(options)
+        try:
+            serve.run(service, name=NAME, route_prefix="/")
+        except Exception as error:
+            # Serve's report of a replica that did not start is mostly traceback.
+            applications = serve.status().applications
+            parts = applications[NAME].deployments.values() if NAME in applications else ()
+            report = "\n".join(part.message for part in parts) or str(error)
+            reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
+            raise RequestFailed(f"The service did not start: {reason[:400]}") from error
+        yield url_of(options.host, options.port)
+    finally:
+        with contextlib.suppress(Exception):
+            serve.delete(NAME)
+        ray.shutdown()

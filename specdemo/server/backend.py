@@ -28,14 +28,14 @@ from specdemo.host.turns import Turns
 from specdemo.runs.question import Question
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
-from specdemo.serving.metrics import Metrics, Record
-from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.server.metrics import Metrics, Record
+from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.text.stops import StopStrings
 from specdemo.text.tools import CallReader, FunctionCall
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
-    from specdemo.serving.server_options import ServeOptions
+    from specdemo.server.server_options import ServeOptions
 
 log = logging.getLogger(__name__)
 
@@ -403,7 +403,7 @@ class ReplicaBackend:
         return generate_latest(SimpleNamespace(collect=merged.values)).decode()
 
     async def _reports(self) -> list[dict[str, Any]]:
-        """The reports of all running replicas (`deployment.EngineReplica.report`)."""
+        """The reports of all running replicas (`ray.EngineReplica.report`)."""
         try:  # a call to one would wait if that replica is full
             responses = self._engine.broadcast("report")
             reports = await responses.results_async(timeout_s=5.0, return_exceptions=True)

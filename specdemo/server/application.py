@@ -23,10 +23,10 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken
-from specdemo.serving.request_guard import MAX_BODY, RequestGuard, has_key, refusal
-from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
-from specdemo.serving.server_options import ServeOptions
+from specdemo.server.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken
+from specdemo.server.request_guard import MAX_BODY, RequestGuard, has_key, refusal
+from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ class ServerOptions(ModelChoice):
     @property
     def strangers(self) -> bool:
         """Whether people who do not know each other share the server."""
-        from specdemo.serving.request_guard import address_of
+        from specdemo.server.request_guard import address_of
 
         address = address_of(self.host)
         own = address.is_loopback if address else self.host == "localhost"

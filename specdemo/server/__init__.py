@@ -1,0 +1,1 @@
+"""The servers of the page and of the OpenAI-compatible API."""

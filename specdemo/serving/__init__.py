@@ -1,1 +1,0 @@
-"""Serves a session over an OpenAI-compatible API, in one process or on Ray Serve."""
