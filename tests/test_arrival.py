@@ -14,7 +14,7 @@ from hub_server import BIN, Hub, Repository, decoder_files
 from specdemo.commands import page
 from specdemo.errors import ModelError
 from specdemo.host import hardware
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.hub import Snapshot
 from specdemo.pairs.registry import ModelChoice, PairInfo

@@ -31,7 +31,7 @@ from specdemo.engine.messages import Draft
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, distribution
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
 

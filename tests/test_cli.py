@@ -22,7 +22,7 @@ from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host import hardware, terminal
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 from specdemo.pairs import registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings

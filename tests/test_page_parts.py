@@ -294,7 +294,7 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
         "target": f"{embedded.TARGET} 1",
         "devices": "CPU, CPU",
     }
-    measured.keep(measured.PROFILE, about, Profile({"exact": flat}, draft_step=0.001))
+    measured.write("profile", about, Profile({"exact": flat}, draft_step=0.001))
     # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
     titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"

@@ -74,7 +74,7 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     rows = [
         DraftResult(draft, speed, 1.0, 0.5, 0.2, 0.0) for draft, speed in ((winner, 2), ("x", 1))
     ]
-    measured.keep(measured.TUNED, {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
+    measured.write("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
     named = replace(CHOICE, assistant_model=DRAFTS[2])
     assert chosen_draft(chosen_pair(named))[0].name == DRAFTS[2]
@@ -139,7 +139,7 @@ def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair
     with pytest.raises(RequestFailed, match="no models"):
         list(tune(choice, opened, prompts=1))
     opened.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
-    assert measured.read(measured.TUNED, {"pair": "tiny"}) is None
+    assert measured.read("tuned", {"pair": "tiny"}, TuningResult) is None
 
 
 # Agreement.
@@ -239,38 +239,38 @@ MEASURED = Profile(
     acceptance={"lookup": [(1.0, 2.0)] * 9},
 )
 FILES = PairFiles(Path("target.xml"))
-ABOUT = measured.about_files(FILES, None)
+ABOUT = measured.subject_of(FILES, None)
 
 
 def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
-    measured.keep(measured.PROFILE, ABOUT, MEASURED)
-    assert measured.read(measured.PROFILE, ABOUT) == MEASURED
+    measured.write("profile", ABOUT, MEASURED)
+    assert measured.read("profile", ABOUT, Profile) == MEASURED
     folder = disk.measured_folder()
     assert measured.forget() == 1 and list(folder.iterdir()) == []
     folder.rmdir()
     folder.write_text("a folder that cannot be written is no error")
-    measured.keep(measured.PROFILE, ABOUT, MEASURED)
-    assert measured.read(measured.PROFILE, ABOUT) is None
+    measured.write("profile", ABOUT, MEASURED)
+    assert measured.read("profile", ABOUT, Profile) is None
 
 
 @pytest.mark.parametrize("broken", ["", "[]", '{"about": {}, "profile": {"targets": 3}}'])
 def test_a_broken_file_counts_as_none(broken):
-    measured.keep(measured.PROFILE, ABOUT, MEASURED)
+    measured.write("profile", ABOUT, MEASURED)
     [file] = disk.measured_folder().iterdir()
     file.write_text(broken)
-    assert measured.read(measured.PROFILE, ABOUT) is None and not list(measured.profiles())
+    assert measured.read("profile", ABOUT, Profile) is None and not list(measured.profiles())
 
 
 def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(monkeypatch):
-    measured.keep(measured.PROFILE, ABOUT, MEASURED)
+    measured.write("profile", ABOUT, MEASURED)
     for about in (
-        measured.about_files(FILES, 99),
-        measured.about_files(replace(FILES, kv_cache="u8"), None),
-        measured.about_files(replace(FILES, draft=Path("draft.xml")), None),
+        measured.subject_of(FILES, 99),
+        measured.subject_of(replace(FILES, kv_cache="u8"), None),
+        measured.subject_of(replace(FILES, draft=Path("draft.xml")), None),
     ):
-        assert measured.read(measured.PROFILE, about) is None
+        assert measured.read("profile", about, Profile) is None
     monkeypatch.setattr(hardware, "describe", lambda: "another")
-    assert measured.read(measured.PROFILE, ABOUT) is None
+    assert measured.read("profile", ABOUT, Profile) is None
 
 
 def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pair, monkeypatch):
@@ -311,7 +311,7 @@ def test_costs_that_were_measured_beside_other_work_are_measured_again(
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
-    measured.keep(measured.PROFILE, ABOUT, MEASURED)
+    measured.write("profile", ABOUT, MEASURED)
 
     def output(*options: str) -> str:
         assert cli.main(["machine", *options]) == 0

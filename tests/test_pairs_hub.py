@@ -19,7 +19,7 @@ from specdemo import cli
 from specdemo.convert import exporting, ir
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host import hardware
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 from specdemo.pairs import hub, registry, sources
 from specdemo.pairs.hub import Check
 from specdemo.pairs.loading import LoadedPair, load_pair

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
 from specdemo.host import disk, hardware
-from specdemo.host.progress import Meter, watched
+from specdemo.host.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry, sources
 from specdemo.pairs.registry import ModelChoice
 from specdemo.ui import events, layout

@@ -18,7 +18,7 @@ import pytest
 from fakes import until
 
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.turns import Turns
+from specdemo.host.turns import ShortestFirst
 from specdemo.text import sandbox
 from specdemo.text.sandbox import TemplateProcess
 
@@ -88,7 +88,7 @@ def test_the_shortest_request_is_rendered_first(process):
 
 
 def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it():
-    turns, begun = Turns(rest=10.0), time.monotonic()
+    turns, begun = ShortestFirst(rest=10.0), time.monotonic()
     with suppress(ValueError), turns.turn(9):
         time.sleep(0.05)
         raise ValueError

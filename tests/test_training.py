@@ -99,11 +99,11 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
     for winner, used in ((report["winner"], report["winner"]), (str(trained), str(trained))):
         rows = (DraftResult(winner, 1.0, 1.0, 0.5, 0.2, 0.1),)
         pair = chosen_pair(choice_of(str(target)))
-        measured.keep(measured.TUNED, pair.subject, TuningResult("2026-11-23", rows))
+        measured.write("tuned", pair.subject, TuningResult("2026-11-23", rows))
         drafts = chosen_draft(pair)
         assert [draft.repo for draft in drafts] == ([] if used == "none" else [used])
     rows = (DraftResult(str(tmp_path / "deleted"), 1.0, 1.0, 0.5, 0.2, 0.1),)
-    measured.keep(measured.TUNED, pair.subject, TuningResult("2026-11-23", rows))
+    measured.write("tuned", pair.subject, TuningResult("2026-11-23", rows))
     assert chosen_draft(pair) == ()
 
 

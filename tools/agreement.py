@@ -90,7 +90,7 @@ def command(
     compared = load_pair(ModelChoice(options.reference, assistant_model=NO_DRAFT))
     counts = agreement(compared, loaded, prompts, settings)
     pair, reference = loaded.info.name, compared.info.name
-    measured.keep(measured.AGREEMENT, {"pair": pair}, (reference, counts["agreement"]))
+    measured.write("agreement", {"pair": pair}, (reference, counts["agreement"]))
     figures = {"pair": pair, "reference": reference, **counts}
     write_report(figures, json_file, {"Tokens that both would choose": [figures]})
 

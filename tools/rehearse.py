@@ -33,8 +33,7 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware, measured
-from specdemo.host.progress import Progress, Report, silent
-from specdemo.host.terminal import progress_bar
+from specdemo.host.terminal import Progress, Report, progress_bar, silent
 from specdemo.pairs import embedded
 from specdemo.pairs.hub import WORKING_BYTES
 from specdemo.pairs.registry import PAIRS, Pair, find_pair
@@ -214,7 +213,7 @@ def command(pair: str, json_file: str | None) -> None:
     drafts = models[1 : 1 + len(chosen.drafts)]
     figures_of_models, milliseconds, prospects, needs = [], [], [], []
     for model in models:
-        measured.keep(measured.STEPS, {"model": model.model}, model.step_seconds)
+        measured.write("steps", {"model": model.model}, model.step_seconds)
         figures_of_models.append(asdict(model))
         verify = model.step_seconds
         steps = {str(tokens): 1000 * seconds for tokens, seconds in enumerate(verify, start=1)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdemo.bench.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.bench.properties import PROPERTIES, Cell, Plan, cell_of
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 
 LEAST_P_VALUE = 0.01
 """The chance that a correct engine fails the sampled part: of all cells of a report together."""

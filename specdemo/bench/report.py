@@ -16,8 +16,7 @@ from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
-from specdemo.host.progress import Progress
-from specdemo.host.terminal import Table
+from specdemo.host.terminal import Progress, Table
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session

@@ -56,7 +56,7 @@ def tune(
             )
         )
     tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(results))
-    measured.keep(measured.TUNED, pair.subject, tuned)
+    measured.write("tuned", pair.subject, tuned)
     yield tuned
 
 

@@ -22,8 +22,7 @@ from specdemo.commands.shared import (
     write_report,
 )
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.host.progress import Progress
-from specdemo.host.terminal import Table, printable, progress_bar
+from specdemo.host.terminal import Progress, Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings

@@ -20,8 +20,7 @@ from specdemo.commands.shared import (
     write_report,
 )
 from specdemo.errors import RequestFailed
-from specdemo.host.progress import Progress
-from specdemo.host.terminal import printable, progress_bar
+from specdemo.host.terminal import Progress, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings

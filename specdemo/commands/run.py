@@ -10,8 +10,7 @@ from specdemo.commands.shared import answer_options, load_pair, write_json
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host.progress import Progress
-from specdemo.host.terminal import printable, progress_bar
+from specdemo.host.terminal import Progress, printable, progress_bar
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Event
 from specdemo.runs.settings import Settings

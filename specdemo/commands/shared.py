@@ -13,8 +13,7 @@ import click
 from click.core import ParameterSource
 
 from specdemo.errors import BadInput, SpecdemoError, naming
-from specdemo.host.progress import size
-from specdemo.host.terminal import Table, progress_bar, show
+from specdemo.host.terminal import Table, progress_bar, show, size
 
 if TYPE_CHECKING:
     from specdemo.pairs.loading import LoadedPair

@@ -8,8 +8,7 @@ import click
 
 from specdemo.commands.shared import json_option, load_pair, write_report
 from specdemo.errors import naming
-from specdemo.host.progress import Progress
-from specdemo.host.terminal import progress_bar
+from specdemo.host.terminal import Progress, progress_bar
 from specdemo.pairs.registry import ModelChoice, WeightFormat
 
 

@@ -19,7 +19,7 @@ from specdemo.convert import ir
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
 from specdemo.host.disk import file_size, link, require_space
 from specdemo.host.hardware import memory_bytes
-from specdemo.host.progress import Progress, Report, silent
+from specdemo.host.terminal import Progress, Report, silent
 
 FULL_BYTES = 1_000_000  # with fewer left the disk is full, and the log may not say so
 CHILD = (

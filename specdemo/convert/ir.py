@@ -8,7 +8,7 @@ from typing import Any
 
 from specdemo.convert.configuration import Ends
 from specdemo.errors import BadInput, FetchError
-from specdemo.host.progress import size
+from specdemo.host.terminal import size
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"

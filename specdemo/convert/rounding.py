@@ -18,7 +18,7 @@ from specdemo.convert.decoder import DecoderGraph, Shape
 from specdemo.convert.weights import FileWeights, Tensor, compressed, weight_group
 from specdemo.engine.products import raw_bytes
 from specdemo.host.hardware import processors
-from specdemo.host.progress import Meter, Report, silent
+from specdemo.host.terminal import Meter, Report, silent
 
 DAMPINGS = (0.03, 0.3, 3.0)  # relative to the mean of the squares
 COLUMNS = 1024  # the most that compensate for each other: costs grow with the cube

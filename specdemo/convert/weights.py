@@ -17,7 +17,7 @@ from openvino import opset13 as ops
 from specdemo.engine.products import raw_bytes
 from specdemo.errors import FetchError
 from specdemo.host.hardware import processors
-from specdemo.host.progress import Meter, Report
+from specdemo.host.terminal import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once

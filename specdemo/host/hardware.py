@@ -19,7 +19,7 @@ import psutil
 from specdemo.engine.checkpoint import TORCH
 from specdemo.engine.constraint import yield_to_models
 from specdemo.errors import FetchError, InvalidOption, MissingPackage
-from specdemo.host.progress import size
+from specdemo.host.terminal import size
 
 Result = TypeVar("Result")
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")

@@ -3,21 +3,25 @@ broken, or of another machine or version of OpenVINO, counts as missing."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.host import disk, hardware
 
-# {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or of
-# `about_files`
-About = Mapping[str, str | int]
+# {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or
+# `subject_of` files
+Subject = Mapping[str, str | int]
+Value = TypeVar("Value")
+_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
 VERSION = 12  # changes when figures get another meaning, such as the confidence of a source
 
 
@@ -46,51 +50,34 @@ class TuningResult:
         return max(self.rows, key=lambda row: row.speedup).draft
 
 
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement(Generic[Value]):
-    """A kind of measurement: its name in files, and what reads its values."""
-
-    name: str
-    values: TypeAdapter[Value]
-
-
-PROFILE = Measurement("profile", TypeAdapter(Profile))
-TUNED = Measurement("tuned", TypeAdapter(TuningResult))  # of a pair
-STEPS = Measurement("steps", TypeAdapter(tuple[float, ...]))
-"""Of a model: seconds of forwards of 1, 2, ... tokens."""
-AGREEMENT = Measurement("agreement", TypeAdapter(tuple[str, float]))
-"""Of a pair: another pair, and the share of equal choices."""
-
-
-def read(kind: Measurement[Value], about: About) -> Value | None:
-    """The stored value of this kind about this subject; None without one."""
-    stored = _read(kind, _path(kind, about))
+def read(name: str, subject: Subject, kind: type[Value]) -> Value | None:
+    """The stored measurement `name` of a subject, None if there is none: "profile" (Profile),
+    "tuned" (TuningResult), "steps" (seconds of forwards of 1, 2, ... tokens of a model) or
+    "agreement" (another pair, and the share of equal choices)."""
+    stored = _read(name, _path(name, subject), kind)
     return stored[1] if stored else None
 
 
-def keep(kind: Measurement[Value], about: About, value: Value) -> None:
-    content = {"about": about, kind.name: kind.values.dump_python(value, mode="json")}
-    disk.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
+def write(name: str, subject: Subject, value: object) -> None:
+    content = {"about": subject, name: to_jsonable_python(value)}
+    disk.replace_file(_path(name, subject), json.dumps(content, indent=1).encode())
 
 
-def profiles() -> Iterator[tuple[About, Profile]]:
+def profiles() -> Iterator[tuple[Subject, Profile]]:
     """All stored profiles, each with its subject."""
     paths = sorted(disk.measured_folder().glob("*.json"))
-    return filter(None, (_read(PROFILE, path) for path in paths))
+    return filter(None, (_read("profile", path, Profile) for path in paths))
 
 
 def forget() -> int:
-    """Delete all measurements of this machine; gives their number."""
+    """Delete all measurements of this machine; returns their number."""
     paths = list(disk.measured_folder().glob("*.*"))
     for path in paths:
         path.unlink(missing_ok=True)
     return len(paths)
 
 
-def about_files(files: PairFiles, threads: int | None) -> About:
+def subject_of(files: PairFiles, threads: int | None) -> Subject:
     """The subject of the profile of `files` on `threads` threads (None: one per processor)."""
     draft = files.head or files.draft
     return {
@@ -103,16 +90,16 @@ def about_files(files: PairFiles, threads: int | None) -> About:
     }
 
 
-def _path(kind: Measurement[Value], about: About) -> Path:
+def _path(name: str, subject: Subject) -> Path:
     machine = hardware.describe(), version("openvino"), VERSION
-    key = hashlib.sha256(json.dumps([kind.name, machine, about]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([name, machine, subject]).encode()).hexdigest()[:16]
     return disk.measured_folder() / f"{key}.json"
 
 
-def _read(kind: Measurement[Value], path: Path) -> tuple[About, Value] | None:
+def _read(name: str, path: Path, kind: type[Value]) -> tuple[Subject, Value] | None:
     try:
         content = json.loads(path.read_bytes())
-        return content["about"], kind.values.validate_python(content[kind.name])
+        return content["about"], _adapter(kind).validate_python(content[name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

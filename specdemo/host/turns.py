@@ -8,7 +8,7 @@ from operator import itemgetter
 from time import perf_counter
 
 
-class Turns:
+class ShortestFirst:
     """The order of those that wait (thread safe). After a turn of one second come `rest` seconds
     without any."""
 

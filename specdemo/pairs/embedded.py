@@ -13,7 +13,7 @@ from specdemo.convert import ir
 from specdemo.convert.exporting import export, run_module
 from specdemo.errors import FetchError
 from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
-from specdemo.host.progress import Meter, Progress, Report, silent
+from specdemo.host.terminal import Meter, Progress, Report, silent
 from specdemo.pairs import hub
 from specdemo.pairs.hub import Snapshot
 

@@ -24,7 +24,7 @@ from specdemo.convert.configuration import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host.disk import cache_home, file_size, require_space, sha256
 from specdemo.host.hardware import in_background, require_memory
-from specdemo.host.progress import Meter, Report, silent
+from specdemo.host.terminal import Meter, Report, silent
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling

@@ -17,7 +17,7 @@ from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.host import measured
 from specdemo.host.disk import file_size
 from specdemo.host.hardware import on_torch, require_memory
-from specdemo.host.progress import Report, silent, size
+from specdemo.host.terminal import Report, silent, size
 from specdemo.pairs import embedded, sources
 from specdemo.pairs.hub import WORKING_BYTES, Check, Snapshot
 from specdemo.pairs.registry import NO_DRAFT, Pair, PairInfo
@@ -52,7 +52,7 @@ def chosen_draft(pair: Pair) -> tuple[Source, ...]:
     if choice.assistant_model:
         return pair.drafts
     on_cpu = choice.device == choice.draft_device == "CPU"
-    tuned = measured.read(measured.TUNED, pair.subject) if on_cpu else None
+    tuned = measured.read("tuned", pair.subject, measured.TuningResult) if on_cpu else None
     winner = tuned.winner if tuned else ""
     if winner == NO_DRAFT:
         return ()

@@ -120,12 +120,12 @@ class Pair:
 
     def read_facts(self) -> str:
         """What was measured here, as text: seconds a token, agreement with another pair."""
-        tuned = measured.read(measured.TUNED, self.subject)
-        steps = measured.read(measured.STEPS, {"model": self.target.name})
+        tuned = measured.read("tuned", self.subject, measured.TuningResult)
+        steps = measured.read("steps", {"model": self.target.name}, list[float])
         facts: list[str] = []
         if seconds := tuned.rows[0].target_seconds if tuned else steps and steps[0]:
             facts.append(f"{seconds * 1000:.0f} ms a token")
-        if agreement := measured.read(measured.AGREEMENT, {"pair": self.name}):
+        if agreement := measured.read("agreement", {"pair": self.name}, tuple[str, float]):
             other, share = agreement
             facts.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(facts)

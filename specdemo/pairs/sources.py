@@ -9,7 +9,7 @@ from specdemo.convert import ir
 from specdemo.convert.exporting import export, require_checkpoint
 from specdemo.errors import InvalidOption
 from specdemo.host import disk, hardware
-from specdemo.host.progress import Report, silent
+from specdemo.host.terminal import Report, silent
 from specdemo.pairs import embedded, hub
 from specdemo.pairs.hub import Snapshot
 

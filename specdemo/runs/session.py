@@ -21,7 +21,7 @@ from specdemo.engine.scheduler import QUEUED, Activity, Handle, Waiting
 from specdemo.errors import BadInput, ModelError
 from specdemo.host import hardware, measured
 from specdemo.host.energy import EnergyMeter
-from specdemo.host.progress import Meter, Progress, Report, watched
+from specdemo.host.terminal import Meter, Progress, Report, watched
 from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
@@ -121,8 +121,8 @@ class Session(AbstractContextManager["Session"]):
         self.loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
-        about = measured.about_files(loaded, threads)
-        profile = measured.read(measured.PROFILE, about) or loaded.typical_profile or Profile()
+        about = measured.subject_of(loaded, threads)
+        profile = measured.read("profile", about, Profile) or loaded.typical_profile or Profile()
         try:
             self._engine = Engine(
                 loaded,
@@ -133,7 +133,7 @@ class Session(AbstractContextManager["Session"]):
                 cache_mb=cache_mb,
                 available_bytes=hardware.available_bytes,
                 profile=profile,
-                remember=partial(measured.keep, measured.PROFILE, about),
+                remember=partial(measured.write, "profile", about),
                 background=background,
             )
         except ModelError:

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdemo.engine.rounds import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
-from specdemo.host.turns import Turns
+from specdemo.host.turns import ShortestFirst
 from specdemo.runs.question import Question
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
@@ -107,7 +107,7 @@ class LocalBackend:
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
-        self._long_texts = Turns(rest=1.0)
+        self._long_texts = ShortestFirst(rest=1.0)
         self.failed: str | None = None
 
     def load(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.host.turns import Turns
+from specdemo.host.turns import ShortestFirst
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import Tools
 
@@ -92,7 +92,7 @@ class Grammars:
         self._special = tokenizer.special_ids
         self._numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self._stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
-        self._turns = Turns(REST)
+        self._turns = ShortestFirst(REST)
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
 
     def compiled(self, schema: str, tools: Tools | None = None) -> Start:

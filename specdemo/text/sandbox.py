@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.turns import Turns
+from specdemo.host.turns import ShortestFirst
 from specdemo.text import renderer
 
 KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"
@@ -25,7 +25,7 @@ class TemplateProcess:
     starts when it is needed, ends with this one, and is replaced if it has ended."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = ShortestFirst()
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from specdemo.errors import RequestFailed
-from specdemo.host.progress import Progress
+from specdemo.host.terminal import Progress
 from specdemo.ui import PRIVATE
 from specdemo.ui.offers import Offer
 from specdemo.ui.service import Service

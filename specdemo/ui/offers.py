@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from specdemo.convert import ir
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware
-from specdemo.host.progress import size
+from specdemo.host.terminal import size
 from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.hub import WORKING_BYTES

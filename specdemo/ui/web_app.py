@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.turns import Turns
+from specdemo.host.turns import ShortestFirst
 from specdemo.server.request_guard import has_key
 from specdemo.ui import MAX_EVENTS, benchmark, events
 from specdemo.ui.assets import KINDS
@@ -173,7 +173,7 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
 
     running, offer = events.Running(), page.offer
     threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
-    reading = Turns(rest=1.0)
+    reading = ShortestFirst(rest=1.0)
 
     def streamed(work: events.Work) -> Callable[..., Any]:
         async def answer(request: Request) -> Response:
