@@ -23,6 +23,7 @@ import pytest
 from filelock import FileLock
 from hub_server import Hub
 from tiny_models import EXPORTED, ir_folder
+from toy_session import ToySession, toy_clock
 
 from specdemo.host import disk
 from specdemo.pairs import hub
@@ -163,6 +164,13 @@ def session(tiny_llama_pair):
     from specdemo.runs.session import Session
 
     with Session(tiny_llama_pair) as opened:
+        yield opened
+
+
+@pytest.fixture
+def toy() -> Iterator[ToySession]:
+    """A session of toy models that repeats the question, on the toys' clock."""
+    with toy_clock(), ToySession() as opened:
         yield opened
 
 

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from contextlib import aclosing
@@ -14,16 +15,25 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
 
 import pytest
-from fakes import FakeSession, until
+from fakes import until
 from pydantic import BaseModel
+from toy_session import ToySession
+from traces import at_pace
 
 import specdemo
-from specdemo.api import ChatTokenizer, Message, Options, Pipeline
+from specdemo.api import Answer, ChatTokenizer, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
+from specdemo.runs.race import on_show
 from specdemo.runs.settings import Settings
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
+
+
+@pytest.fixture
+def endless():
+    with ToySession("word ") as opened:
+        yield opened
 
 
 def test_importing_specdemo_imports_no_other_package():
@@ -34,24 +44,26 @@ def test_importing_specdemo_imports_no_other_package():
     assert {name for name in done.stdout.split() if name.startswith("specdemo")} == {"specdemo"}
 
 
-def test_an_answer_has_text_tokens_with_origin_and_figures():
-    answer = Pipeline(FakeSession()).generate("one two three")
-    assert answer.text == str(answer) == "one two three "
-    assert [token.kind for token in answer.tokens] == ["first", "accepted", "correction"]
+def test_an_answer_has_text_tokens_with_origin_and_figures(toy):
+    toy.draft.right = 1, 3
+    answer = Pipeline(toy).generate("one two", max_new_tokens=7, drafter="model", draft_tokens=2)
+    assert answer.text == str(answer) == "one two"
+    kinds = "first accepted correction correction accepted correction plain".split()
+    assert [token.kind for token in answer.tokens] == kinds
     assert answer.tokens[1].source == "model"
-    assert (answer.acceptance_rate, answer.finish_reason) == (0.5, "length")
-    assert answer.tokens_per_second == pytest.approx(100)
-    shown = Pipeline(FakeSession()).generate("a <script>alert(1)</script> &amp;")._repr_html_()
-    assert "<script" not in shown and "&lt;script&gt;alert(1)&lt;/script&gt; " in shown
-    assert "&amp;amp;" in shown
+    assert (answer.acceptance_rate, answer.finish_reason) == (2 / 5, "length")
+    # Four forwards of 0.01 s and six draft steps of 0.001 s after the first token.
+    assert answer.tokens_per_second == pytest.approx(6 / 0.046)
+    shown = Pipeline(toy).generate("<script>alert(1)</script> &amp;")._repr_html_()
+    text = "".join(re.findall(r'title="\w+">(.*?)</span>', shown))
+    assert text == "&lt;script&gt;alert(1)&lt;/script&gt; &amp;amp;"
 
 
-def test_pieces_are_streamed_and_closing_ends_the_answer():
-    session = FakeSession()
-    pieces = Pipeline(session).stream("one two three four")
-    assert next(pieces) == "one "
+def test_pieces_are_streamed_and_closing_ends_the_answer(toy):
+    pieces = Pipeline(toy).stream("one two three four", drafter="none")
+    assert next(pieces) == "o"
     pieces.close()
-    assert session.active == 0 and session.rounds_made < 4
+    assert toy.activity.active == 0
 
 
 @pytest.mark.parametrize(
@@ -60,13 +72,13 @@ def test_pieces_are_streamed_and_closing_ends_the_answer():
         ("three", "one two "),
         ("e t", "on"),
         (["zz", "e f"], "one two thre"),
-        ("four five", "one two three four "),
+        ("four five", "one two three four"),
     ],
 )
-def test_an_answer_and_its_pieces_end_before_a_stop_text(stop, text):
+def test_an_answer_and_its_pieces_end_before_a_stop_text(toy, stop, text):
     prompt = "one two three four"
-    assert Pipeline(FakeSession()).generate(prompt, stop=stop).text == text
-    assert "".join(Pipeline(FakeSession()).stream(prompt, stop=stop)) == text
+    assert Pipeline(toy).generate(prompt, stop=stop).text == text
+    assert "".join(Pipeline(toy).stream(prompt, stop=stop)) == text
 
 
 class Point(BaseModel):
@@ -74,23 +86,22 @@ class Point(BaseModel):
 
 
 @pytest.mark.parametrize("schema", [Point, Point.model_json_schema(), '{"title": "Point"}'])
-def test_a_schema_is_text_a_dict_or_a_pydantic_model(schema):
-    session = FakeSession()
-    Pipeline(session).generate("a point", json_schema=schema)
-    assert json.loads(session.settings[-1].json_schema)["title"] == "Point"
+def test_a_schema_is_text_a_dict_or_a_pydantic_model(toy, schema):
+    Pipeline(toy).generate("a point", json_schema=schema, max_new_tokens=1)
+    assert json.loads(toy.questions[-1].settings.json_schema)["title"] == "Point"
 
 
-def test_a_race_gives_an_answer_with_its_comparison():
-    session = FakeSession()
-    answer = Pipeline(session).race("one two three")
-    assert answer.identical and len(answer.trace.baseline.tokens) == 3
-    assert answer.speedup == pytest.approx(answer.speedup_range[0])
-    assert f"speed-up {answer.speedup:.2f}" in answer._repr_html_()
-    session.repeats = [(0.02, 0.02), (0.02, 0.04), (0.02, 0.08)]
-    repeated = Pipeline(session).race("one two three", repeat=1.0)
-    low, high = repeated.speedup_range
-    assert len(repeated.trace.repeats) == 3 and low < repeated.speedup < high
-    alone = Pipeline(session).generate("one two three")
+def test_a_race_gives_an_answer_with_its_comparison(toy):
+    answer = Pipeline(toy).race("one two three", drafter="model", draft_tokens=1)
+    assert answer.identical and len(answer.trace.baseline.tokens) == len(answer.tokens) == 14
+    # The last 13 tokens: 7 rounds, of which the last drafts nothing, for 13 forwards.
+    assert answer.speedup == pytest.approx(0.13 / 0.077)
+    assert answer.speedup_range == pytest.approx((answer.speedup, answer.speedup))
+    assert "speed-up 1.69" in answer._repr_html_()
+    assert len(Pipeline(toy).race("one two three", repeat=9.0).trace.repeats) == 3
+    races = [at_pace(answer.trace, 1.0, slow) for slow in (1.5, 1.2, 1.8)]
+    assert Answer(on_show(races)).speedup_range == pytest.approx((1.2, 1.8))
+    alone = Pipeline(toy).generate("one two three")
     assert (alone.identical, alone.speedup, alone.speedup_range) == (None, None, None)
 
 
@@ -105,11 +116,10 @@ def test_a_race_gives_an_answer_with_its_comparison():
         ({"max_new_tokens": 2}, "max_new_tokens", 2),
     ],
 )
-def test_options_have_the_names_of_transformers(options, name, value):
-    session = FakeSession()
-    Pipeline(session).generate([1, 2, 3], **options)
-    assert getattr(session.settings[0], name) == value
-    assert session.prompts == [(1, 2, 3)]
+def test_options_have_the_names_of_transformers(toy, options, name, value):
+    Pipeline(toy).generate([1, 2, 3], **{"max_new_tokens": 5} | options)
+    [question] = toy.questions
+    assert getattr(question.settings, name) == value and question.prompt == (1, 2, 3)
 
 
 CHAT = [
@@ -135,12 +145,12 @@ TURNS = [Message("system", "Be brief."), Message("user", "one two")]
         (["one"], ["one"]),
     ],
 )
-def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(prompt, prompts):
-    session = FakeSession()
-    answers = Pipeline(session).generate(prompt)
-    assert session.prompts == (prompts if isinstance(answers, list) else [prompts])
+def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(toy, prompt, prompts):
+    answers = Pipeline(toy).generate(prompt, max_new_tokens=9)
+    asked = [question.prompt for question in toy.questions]
+    assert asked == (prompts if isinstance(answers, list) else [prompts])
     if isinstance(answers, list):
-        texts = [Pipeline(FakeSession()).generate(item).text for item in prompt]
+        texts = [Pipeline(toy).generate(item, max_new_tokens=9).text for item in prompt]
         assert [answer.text for answer in answers] == texts
 
 
@@ -165,15 +175,14 @@ def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(promp
         ([Message("user", "a"), Message("assistant", "b")], "The last message is the assistant's"),
     ],
 )
-def test_wrong_prompts_are_named(prompt, message):
-    session = FakeSession()
+def test_wrong_prompts_are_named(toy, prompt, message):
     with pytest.raises(BadInput, match=message):
-        Pipeline(session).generate(prompt)
-    assert session.questions == []
+        Pipeline(toy).generate(prompt)
+    assert toy.questions == []
 
 
-def test_only_generate_takes_several_prompts():
-    pipeline = Pipeline(FakeSession())
+def test_only_generate_takes_several_prompts(toy):
+    pipeline = Pipeline(toy)
 
     def streamed(prompt):
         return asyncio.run(anext(pipeline.astream(prompt)))
@@ -183,46 +192,44 @@ def test_only_generate_takes_several_prompts():
             method(["one", "two"])
 
 
-def test_answers_of_a_batch_run_together_and_one_failure_ends_them():
-    session = FakeSession(["word "], delay=0.01)
-    session.errors = [Busy("The models have been closed.")]
+def test_answers_of_a_batch_run_together_and_one_failure_ends_them(endless):
+    endless.fail(Busy("The models have been closed."))
     with pytest.raises(Busy):
-        Pipeline(session).generate(["one", "two", "three"], max_new_tokens=400)
-    assert session.active == 0 and session.rounds_made < 400
+        Pipeline(endless).generate(["one", "two", "three"], max_new_tokens=4000, drafter="none")
+    assert endless.activity.active == 0 and endless.forwards < 4000
 
 
 async def collected(pieces) -> list[str]:
     return [piece async for piece in pieces]
 
 
-def test_pieces_are_streamed_to_asyncio_and_errors_arrive():
-    session = FakeSession()
-    assert asyncio.run(collected(Pipeline(session).astream("one two"))) == ["one ", "two "]
-    session.errors = [Busy("The models have been closed.")]
+def test_pieces_are_streamed_to_asyncio_and_errors_arrive(toy):
+    pieces = asyncio.run(collected(Pipeline(toy).astream("one two", drafter="none")))
+    assert [piece for piece in pieces if piece] == list("one two")
+    toy.fail(Busy("The models have been closed."))
     with pytest.raises(Busy, match="closed"):
-        asyncio.run(collected(Pipeline(session).astream("one two three")))
+        asyncio.run(collected(Pipeline(toy).astream("one two three")))
     with pytest.raises(BadInput, match="beams"):
-        asyncio.run(collected(Pipeline(session).astream("one", beams=4)))
+        asyncio.run(collected(Pipeline(toy).astream("one", beams=4)))
 
 
-def test_streams_run_at_once_and_end_when_their_task_is_cancelled_or_they_are_closed():
-    session = FakeSession(["word "], delay=0.01)
-    pipeline = Pipeline(session)
+def test_streams_run_at_once_and_end_when_their_task_is_cancelled_or_they_are_closed(endless):
+    pipeline, options = Pipeline(endless), {"max_new_tokens": 4000, "drafter": "none"}
 
     async def leave() -> None:
-        streams = [pipeline.astream(f"{number}", max_new_tokens=4000) for number in range(8)]
+        streams = [pipeline.astream(f"{number}", **options) for number in range(8)]
         tasks = [asyncio.create_task(collected(stream)) for stream in streams[:7]]
         async with aclosing(streams[7]) as pieces:
-            while session.active < 8:
-                assert await anext(pieces) == "word "
+            while endless.activity.active < 8:
+                assert await anext(pieces)
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(error, asyncio.CancelledError) for error in ended)
 
     asyncio.run(asyncio.wait_for(leave(), 30))
-    until(lambda: session.active == 0)
-    assert session.rounds_made < 4000
+    until(lambda: endless.activity.active == 0)
+    assert endless.forwards < 4000
 
 
 def plain(hint: object) -> object:
@@ -248,11 +255,11 @@ def test_options_are_the_fields_of_settings():
         assert hints[name] == plain(settings[name]), name
 
 
-def test_unusable_options_are_named():
+def test_unusable_options_are_named(toy):
     wrong = {"beams": 4}, {"temperature": -1}, {"prediction": 5}, {"json_schema": {"a": {1}}}
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
-            Pipeline(FakeSession()).generate("hello", **options)
+            Pipeline(toy).generate("hello", **options)
     with pytest.raises(BadInput, match="'emb' is not a pair"):
         specdemo.load("emb")
     with pytest.raises(BadInput, match="assistant_model needs model or pair"):

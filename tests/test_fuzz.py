@@ -19,10 +19,10 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
-from fakes import FakeSession
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
+from traces import race_trace
 
 from specdemo.convert import exporting, gguf_file, ir, vocabulary
 from specdemo.errors import BadInput, FetchError, MissingPackage
@@ -54,7 +54,7 @@ def fuzz(*strategies):
     return decorate
 
 
-*_, TRACE = FakeSession().race("one two three", Settings())
+TRACE = race_trace("one ", "two ", "three ")
 SAMPLE = to_json(dataclasses.replace(TRACE, shared_with=3))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

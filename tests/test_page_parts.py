@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from fakes import FakeSession
+from toy_session import ToySession
+from traces import race_trace
 
 from specdemo.bench.costs import predicted_speedups
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
@@ -20,7 +21,6 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
-from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace, summarize
 from specdemo.ui import events, layout, offers, wording
 from specdemo.ui.assets import RECORDED, Assets
@@ -29,7 +29,7 @@ from specdemo.ui.service import Service, Visitor
 EMBEDDED = ModelChoice("embedded")
 PREDICTED_RUNS = Path(__file__).parent / "data" / "predicted_runs.json"
 
-*_, TRACE = FakeSession().race("question " * 9, Settings())
+TRACE = race_trace(*["question "] * 9)
 """Nine tokens at 0.01 s each, every other one an accepted draft token; the baseline took 0.02 s for
 each."""
 
@@ -204,7 +204,7 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
         while pair == large:
             report("downloading")
             time.sleep(0.005)
-        return FakeSession(info=PairInfo(pair.pair, pair.pair, None))
+        return ToySession(info=PairInfo(pair.pair, pair.pair, None))
 
     service = Service(large, opener)
     waiting = service.states(large)
@@ -224,16 +224,10 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
 # The choice of models
 
 
-NUMBERS = "max_new_tokens", "draft_tokens", "temperature", "top_p", "top_k", "seed"
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_true_is_no_number(name):
-    with pytest.raises(BadInput, match=f"{name} is True; it must be a number"):
-        offers.settings_of({name: True})
-
-
-def test_a_pair_of_ones_own_needs_a_target():
+def test_true_is_no_number_and_a_pair_of_ones_own_needs_a_target():
+    for name in ("max_new_tokens", "draft_tokens", "temperature", "top_p", "top_k", "seed"):
+        with pytest.raises(BadInput, match=f"{name} is True; it must be a number"):
+            offers.settings_of({name: True})
     with pytest.raises(BadInput, match="Your own pair needs a target"):
         offers.models_of({"pair": offers.OWN})
 
@@ -257,7 +251,7 @@ def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(w
 
 
 def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
-    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    service = Service(EMBEDDED, lambda pair, report: None)
 
     def shown(offer: offers.Offer) -> set[str]:
         blocks = layout.build(service, offer).blocks

@@ -9,15 +9,14 @@ import random
 import time
 
 import pytest
-from fakes import FakeSession, at_pace
+from traces import at_pace, race_trace
 
 from specdemo.errors import BadInput
 from specdemo.runs.race import on_show
-from specdemo.runs.settings import Settings
 from specdemo.runs.trace import ForwardCosts, from_json, to_json
 from specdemo.ui import events, wording
 
-*_, TRACE = FakeSession().race("one two three " * 4, Settings())
+TRACE = race_trace(*["one ", "two ", "three "] * 4)
 COSTS = ForwardCosts((0.01,) * 16, 0.001)
 RACES = [TRACE, at_pace(TRACE, 1.0, 1.5), at_pace(TRACE, 1.0, 1.6)]
 SAVED = to_json(dataclasses.replace(on_show(RACES), costs=COSTS))

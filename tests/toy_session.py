@@ -131,6 +131,7 @@ class ToySession(Session):
             for module in ("engine", "numerics"):
                 patches.enter_context(patch(f"specdemo.engine.{module}.open_model", open_model))
             super().__init__(loaded, **{"background": False, **capacity})
+        self.prepare()
 
     @property
     def forwards(self) -> int:
@@ -151,13 +152,17 @@ class ToySession(Session):
         numbers = count()
         self.target.fault = lambda batch: act() if next(numbers) == number else None
 
-    def fail(self, error: BaseException, after: int = 2) -> None:
-        """The target's forward after `after` more raises `error`."""
+    def fail(self, error: BaseException, after: int = 1) -> None:
+        """A request of the target's forward after `after` more fails with `error`."""
+        numbers, failing = count(), []
 
-        def raise_it() -> None:
-            raise error
+        def fault(batch: list[Run]) -> None:
+            if next(numbers) == after:
+                failing.append(batch[0].sequence)
+            if any(run.sequence in failing for run in batch):
+                raise error
 
-        self.in_forward(after, raise_it)
+        self.target.fault = fault
 
     def pause(self, after: int = 0) -> None:
         """The target's forwards after `after` more wait until `resume`."""
@@ -172,8 +177,8 @@ class ToySession(Session):
 
 def script(loaded: LoadedPair, answer: str | Callable[[str], str]) -> Callable:
     """Gives the token that continues a text, and its position in the answer. An answer begins where
-    the template ends a prompt; in a text without that, behind the longest beginning of the answer
-    with which it ends."""
+    the template ends a prompt. A text without that is continued with the answer to "unasked", of
+    which it may hold the beginning."""
     tokenizer, endless = loaded.tokenizer, isinstance(answer, str)
     prompts = (loaded.template.render(text, tokenizer)[::-1] for text in "A1")
     mark = os.path.commonprefix(list(prompts))[::-1]
@@ -186,12 +191,14 @@ def script(loaded: LoadedPair, answer: str | Callable[[str], str]) -> Callable:
         return ids if endless else [*ids, end]
 
     def following(tokens: list[int]) -> tuple[int, int]:
-        for begin in range(len(tokens) - len(mark), -1, -1) if mark else ():
-            if tokens[begin : begin + len(mark)] == mark:
-                ids = answer_ids(tuple(tokens[:begin]))
-                position = len(tokens) - begin - len(mark)
+        backwards = tokens[::-1]
+        position = -1
+        while mark and mark[-1] in backwards[position + 1 :]:
+            position = backwards.index(mark[-1], position + 1)
+            if backwards[position : position + len(mark)] == mark[::-1]:
+                ids = answer_ids(tuple(tokens[: len(tokens) - position - len(mark)]))
                 return ids[position % len(ids)], position
-        ids = answer_ids(())
+        ids = answer_ids(tuple(tokenizer.encode("unasked")))
         shared = range(min(len(ids), len(tokens)), -1, -1)
         position = next(size for size in shared if tokens[len(tokens) - size :] == ids[:size])
         return ids[position % len(ids)], position
