@@ -10,7 +10,8 @@ import pytest
 from tiny_models import ir_folder
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.convert import heads, ir, rounding
+from specdemo.convert import heads, ir
+from specdemo.convert.weights import fit_int4
 from specdemo.engine.draft_head import DraftHead, fractions
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
@@ -31,7 +32,7 @@ def write_head(folder, fractions=(), embedding=None, target="made up"):
     rng = np.random.default_rng(0)
 
     def made_up(*shape):
-        return heads.quantize(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
+        return fit_int4(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
 
     weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
     weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8), "rows": made_up(128, 64)}
@@ -120,7 +121,7 @@ def test_rounding_is_fitted_to_what_the_matrix_is_multiplied_by():
     given = (rng.normal(size=(500, 12)) @ rng.normal(size=(12, 128))).astype(np.float32)
 
     def error(squares):
-        rounded = heads.quantize(matrix, squares).floats()
+        rounded = fit_int4(matrix, squares).floats()
         return np.square(given @ (matrix - rounded).T).mean()
 
     assert error(given.T @ given) < error(np.eye(128)) / 2
@@ -130,10 +131,10 @@ def test_a_scale_cuts_the_largest_weights_where_the_others_gain(monkeypatch):
     matrix = np.random.default_rng(0).normal(size=(32, 128)).astype(np.float32)
 
     def error():
-        return np.square(matrix - heads.quantize(matrix, np.eye(128)).floats()).mean()
+        return np.square(matrix - fit_int4(matrix, np.eye(128)).floats()).mean()
 
     chosen = error()
-    monkeypatch.setattr(rounding, "SHARES", (1.0,))
+    monkeypatch.setattr("specdemo.convert.weights.SHARES", (1.0,))
     assert chosen < 0.95 * error()
 
 

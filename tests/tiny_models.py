@@ -156,6 +156,7 @@ def write_embedded(folder: Path) -> None:
     import tiny_gguf
 
     from specdemo.convert import exporting, heads, ir
+    from specdemo.convert.weights import fit_int4
     from specdemo.pairs import embedded
 
     (folder / "head").mkdir(parents=True)
@@ -172,7 +173,7 @@ def write_embedded(folder: Path) -> None:
     shapes = {"mix": (state, 2 * width + state), "gate_up": (2 * state, state)}
     shapes |= {"down": (state, state), "out": (width, state), "rows": (128, width)}
     weights = {
-        name: heads.quantize(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
+        name: fit_int4(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
         for name, shape in shapes.items()
     }
     heads.HeadWeights(weights, np.arange(0, 256, 2)).save(folder / "head" / "head.npz")

@@ -6,17 +6,19 @@ python -m tools.agreement --pair dolly-3b-int4 --reference dolly-3b
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
+import openvino as ov
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
 from specdemo.commands.shared import answer_options, load_pair, options_of, write_report
-from specdemo.engine.messages import Forward, Reply, Run
-from specdemo.engine.request import Request, Target
+from specdemo.engine import numerics
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import open_model
 from specdemo.errors import BadInput
 from specdemo.host import measured
 from specdemo.options import CONFIG, option
@@ -25,23 +27,6 @@ from specdemo.pairs.registry import NO_DRAFT, ModelChoice
 from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-
-TOGETHER = 16  # tokens per forward
-
-
-class Choices(Request):
-    """Asks the target model for its greedy choice at every place of `answer`."""
-
-    def work(self, target: Target, draft: object = None) -> Generator[Forward, Reply, list[int]]:
-        prompt, sequence = yield from self._prompt(target)
-        chosen = [int(prompt.logits.rows[0].argmax())]
-        read = self.answer[:-1]
-        with sequence:
-            for begin in range(0, len(read), TOGETHER):
-                tokens = read[begin : begin + TOGETHER]
-                reply = yield Forward("target", Run(sequence, tokens, len(tokens), stepwise=True))
-                chosen += reply.logits.rows[: len(tokens)].argmax(axis=1).tolist()
-        return chosen
 
 
 def agreement(
@@ -57,17 +42,21 @@ def agreement(
         names = f"{reference.info.target} and {other.info.target}"
         raise BadInput(f"{names} cannot be compared, their vocabularies differ: {why}.")
     settings = replace(settings, temperature=0.0, drafter="auto")
-    answers = []
     with Session(reference) as session:
-        for prompt in prompts:
-            answers.append(trace_of(session.answer(prompt.instruction, settings)).token_ids)
+        answers = [
+            trace_of(session.answer(prompt.instruction, settings)).token_ids for prompt in prompts
+        ]
+    core = ov.Core()
+    properties, *_ = numerics.candidates(other.target, "CPU", "auto", True, core)
+    model = open_model(other.target, ModelSettings(properties=properties), core)
     tokens, agreed, identical = sum(map(len, answers)), 0, 0
-    with Session(other) as session:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            chosen = session.result_of(Choices, prompt.instruction, settings, answer)
-            same = [choice == token for choice, token in zip(chosen, answer, strict=True)]
-            agreed += sum(same)
-            identical += all(same)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        read = [*other.template.render(prompt.instruction, other.tokenizer), *answer[:-1]]
+        with model.new_sequence() as sequence:
+            [logits] = model.forward([Run(sequence, read, len(answer))])
+            same = logits.rows.argmax(axis=1) == answer
+        agreed += int(same.sum())
+        identical += bool(same.all())
     figures = {"prompts": len(answers), "tokens": tokens, "agreed": agreed, "identical": identical}
     return figures | {"agreement": agreed / tokens}
 

@@ -1,6 +1,8 @@
 """Exports PyTorch checkpoints and GGUF files to OpenVINO IR. `decoder` builds what it has a family
 for; optimum-intel exports other checkpoints in a child process, which may crash."""
 
+from __future__ import annotations
+
 import codecs
 import errno
 import importlib.util
@@ -10,16 +12,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-import specdemo
 from specdemo.convert import ir
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
 from specdemo.host.disk import file_size, link, require_space
 from specdemo.host.hardware import memory_bytes
 from specdemo.host.terminal import Progress, Report, silent
+
+if TYPE_CHECKING:  # these import OpenVINO
+    from specdemo.convert.decoder import Shape
+    from specdemo.convert.gguf_file import Gguf
+    from specdemo.convert.weights import Tensor
 
 FULL_BYTES = 1_000_000  # with fewer left the disk is full, and the log may not say so
 CHILD = (
@@ -32,88 +40,26 @@ _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
 def export(
-    source: Path,
-    out: Path,
-    weight_format: str,
-    report: Report = silent,
-    *,
-    name: str = "",
-    own_text: Callable[[], list[list[int]]] | None = None,
+    source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
 ) -> None:
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
-    int4 if that takes more than half of this machine's memory. With `own_text`, which gives texts
-    that the model wrote (token ids), int4 weights are rounded along them; what is done is kept
-    beside `out` until all is done. Raises BadInput if `source` has no model that can be exported or
-    `out` exists, MissingPackage, FetchError if the export fails."""
-    from specdemo.convert import checkpoints, decoder, eagle3, gguf_file, rounding, vocabulary
-    from specdemo.convert.decoder import Shape
-    from specdemo.convert.weights import FileWeights
-
+    int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
+    model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    name, before = name or str(source), ir.fingerprint(source)
-    shape: Shape | None
-    if source.is_file():
-        file = gguf_file.read(source)
-        shape, tensors = gguf_file.decoder(file)
-    else:
-        require_checkpoint(source)
-        path = source / "config.json"
-        config = ir.read_json(path)
-        if ir.is_eagle_head(config):
-            shape, tensors = eagle3.head(source, name)
-        elif shape := checkpoints.shape_of(config, path):
-            shape, tensors = checkpoints.decoder(source, shape)
-    if weight_format == "auto":
-        large = shape and 2 * shape.bytes(8) > memory_bytes()
-        weight_format = "int4" if large else "int8"
-    bits = decoder.BITS[weight_format]
-    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
-    if missing and not shape:
-        raise MissingPackage(f"Exporting needs {', '.join(missing)}: `pip install -e .[export]`.")
-    if own_text and not (shape and shape.graph is decoder.DecoderGraph and bits == 4):
-        raise BadInput(
-            f"--calibrate is for int4 of the architectures that are converted here; {name} in "
-            f"{weight_format} is exported without it."
-        )
-    # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
-    needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
-    if own_text:  # what is rounded is kept until the IR is written
-        needed *= 2
+    before = ir.fingerprint(source)
+    plan = ExportPlan.of(source, weight_format, name or str(source))
     out.parent.mkdir(parents=True, exist_ok=True)
-    require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name}")
-    report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
+    require_space(out.parent, plan.bytes + 100_000_000, f"Exporting {plan.name}")
+    report(Progress(f"Exporting {plan.name} to OpenVINO IR ({plan.weight_format})"))
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
-            if source.is_file():  # first, since it may be refused
-                made.mkdir()
-                vocabulary.write(file, made)
-                link(source.absolute(), made / ir.SOURCE)
-            if shape:
-                weights = FileWeights(tensors, report, name)
-                if own_text:
-                    work = out.with_name(f"{out.name}-rounding-{before}")
-                    rounding.round_weights(shape, tensors, own_text, work, report, name)
-                    weights = rounding.RoundedWeights(tensors, report, name, work)
-                decoder.write(shape, bits, weights, made)
-                if left := weights.unused():
-                    raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
-            else:
-                readable = without_marks(source, Path(scratch) / "source")
-                arguments = optimum_arguments(readable, made, weight_format)
-                if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
-                    raise FetchError(f"optimum-intel could not export {name}: {why}")
-            # The exporters do not write these files, or write them in another form.
-            for path in [*source.glob("*.json"), *source.glob("*.jinja")]:
-                if path.is_file() and path.name != ir.MANIFEST:
-                    shutil.copyfile(path, made / path.name)
+            plan.write(made, report)
             if ir.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
-            if own_text:
-                shutil.rmtree(work)
     except SpecdemoError:
         raise
     except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
@@ -121,8 +67,94 @@ def export(
         space = getattr(error, "errno", errno.ENOSPC) == errno.ENOSPC
         advice = "free some disk space" if space else "choose a folder that can be written"
         raise FetchError(
-            f"The IR of {name} could not be written to {out.parent} ({why}); {advice}."
+            f"The IR of {plan.name} could not be written to {out.parent} ({why}); {advice}."
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """How a model becomes IR. `file`: a GGUF file's metadata. `shape` and `tensors`: of the graph
+    that is built here; without a shape optimum-intel exports the checkpoint."""
+
+    source: Path
+    name: str
+    weight_format: str
+    file: Gguf | None = None
+    shape: Shape | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Path, weight_format: str, name: str) -> Self:
+        """Read what the model in `source` is, without its weights. Raises as `export`."""
+        from specdemo.convert import checkpoints, eagle3, gguf_file
+
+        file, shape = None, None
+        tensors: dict[str, Tensor] = {}
+        if source.is_file():
+            file = gguf_file.read(source)
+            shape, tensors = gguf_file.decoder(file)
+        else:
+            require_checkpoint(source)
+            config = ir.read_json(source / "config.json")
+            if ir.is_eagle_head(config):
+                shape, tensors = eagle3.head(source, name)
+            elif shape := checkpoints.shape_of(config, source / "config.json"):
+                shape, tensors = checkpoints.decoder(source, shape)
+        missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
+        if missing and not shape:
+            needed = ", ".join(missing)
+            raise MissingPackage(f"Exporting needs {needed}: `pip install -e .[export]`.")
+        if weight_format == "auto":
+            large = shape and 2 * shape.bytes(8) > memory_bytes()
+            weight_format = "int4" if large else "int8"
+        return cls(source, name, weight_format, file, shape, tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Disk space that the export takes."""
+        from specdemo.convert.decoder import BITS
+
+        if self.shape:
+            return self.shape.bytes(BITS[self.weight_format])
+        # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
+        return int(2.5 * sum(map(file_size, self.source.glob("*.safetensors"))))
+
+    def write(self, folder: Path, report: Report) -> None:
+        """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
+        for what the graph or the tokenizer cannot have, FetchError."""
+        if self.file:
+            self._write_vocabulary(self.file, folder)
+        if self.shape:
+            self._write_graph(self.shape, folder, report)
+        else:
+            self._run_optimum(folder)
+        # The exporters do not write these files, or write them in another form.
+        for path in [*self.source.glob("*.json"), *self.source.glob("*.jinja")]:
+            if path.is_file() and path.name != ir.MANIFEST:
+                shutil.copyfile(path, folder / path.name)
+
+    def _write_vocabulary(self, file: Gguf, folder: Path) -> None:
+        from specdemo.convert import vocabulary
+
+        folder.mkdir()
+        vocabulary.write(file, folder)
+        link(self.source.absolute(), folder / ir.SOURCE)
+
+    def _write_graph(self, shape: Shape, folder: Path, report: Report) -> None:
+        from specdemo.convert import decoder
+        from specdemo.convert.weights import FileWeights
+
+        weights = FileWeights(self.tensors, report, self.name)
+        decoder.write(shape, decoder.BITS[self.weight_format], weights, folder)
+        if unused := weights.unused():
+            raise BadInput(f"{self.name} has {unused[0]}, which {shape.family.name} has not.")
+
+    def _run_optimum(self, folder: Path) -> None:
+        scratch = folder.parent
+        readable = without_marks(self.source, scratch / "source")
+        arguments = optimum_arguments(readable, folder, self.weight_format)
+        if why := run_module("optimum.commands.optimum_cli", arguments, scratch):
+            raise FetchError(f"optimum-intel could not export {self.name}: {why}")
 
 
 def without_marks(source: Path, folder: Path) -> Path:
@@ -174,8 +206,8 @@ def run_module(
     second; an exception in it kills the process."""
     variables = {"TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    package = Path(specdemo.__file__).parents[1]
-    command = [sys.executable, "-c", CHILD, str(package), module, *arguments]
+    package = str(Path(sys.modules["specdemo"].__path__[0]).parent)
+    command = [sys.executable, "-c", CHILD, package, module, *arguments]
     output = None
     with subprocess.Popen(
         command,

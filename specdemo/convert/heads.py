@@ -13,7 +13,6 @@ the target, a step takes as long as reading the matrices from memory, so they ha
 numpy and OpenVINO, not torch.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.convert import ir
-from specdemo.convert.rounding import SAMPLE, Quantized, Rounding, Squares
+from specdemo.convert.weights import Quantized
 from specdemo.engine import draft_head, graph
 from specdemo.errors import BadInput
 
@@ -31,7 +30,6 @@ MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
 LIKENESS = 0.9  # cosine of two embeddings of a token in one model, rounded differently; others: 0
 _TARGET = ["specdemo", "target"]
-GROUP = 64  # weights that share a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,6 @@ def load(path: Path) -> HeadWeights:
             name: Quantized(arrays[f"{name}.values"], arrays[f"{name}.scales"]) for name in MATRICES
         }
         return HeadWeights(weights, arrays["tokens"], tuple(arrays["fractions"].tolist()))
-
-
-def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
-    """The `matrix` [rows, columns] in int4. `squares` [columns, columns]: the inputs' sums of
-    products."""
-    columns = len(squares)
-    total = Squares(columns, math.gcd(GROUP, columns), columns)
-    total.sums = [np.stack([squares / 2] * 2).astype(np.float32)]
-    return Rounding(total, matrix[:SAMPLE]).round(len(matrix), lambda first, end: matrix[first:end])
 
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,5 @@
-"""Weights for `decoder`: tensors of files, read and quantized in pieces on all processors."""
+"""Weights of graphs: tensors of files, read and quantized in pieces on all processors; and matrices
+rounded to four bits along given inputs, for draft heads."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -22,6 +24,11 @@ from specdemo.host.terminal import Meter, Report
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once
 _SMALLEST = np.finfo(np.float32).eps  # scale that is divided by
+FITTED_GROUP = 64  # weights that share a scale in `fit_int4`
+_DAMPING = 0.03  # relative to the mean square of the inputs
+_STEP = 32  # columns whose errors reach all later ones in one product
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+_SMALLEST_FITTED = 1e-6  # magnitude of a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +176,69 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     if bits == 4:
         packed = packed[::2] & 15 | packed[1::2] << 4
     return packed, scales
+
+
+class Quantized(NamedTuple):
+    """A matrix in int4. `values`: uint8 [rows, columns / 2], two per byte, the first in the lower
+    bits. `scales`: float16 [rows, groups]."""
+
+    values: np.ndarray
+    scales: np.ndarray
+
+    def floats(self) -> np.ndarray:
+        """The matrix, float32 [rows, columns]."""
+        bits = np.stack([self.values & 15, self.values >> 4], -1).astype(np.int8)
+        signed = ((bits ^ 8) - 8).reshape(*self.scales.shape, -1)
+        return (signed * self.scales[:, :, None].astype(np.float32)).reshape(len(bits), -1)
+
+    def expression(self) -> ov.Output:
+        """The matrix for a graph, float32 [rows, columns]."""
+        rows, groups = self.scales.shape
+        group = 2 * self.values.shape[1] // groups
+        integers = ov.Tensor(ov.Type.i4, ov.Shape([rows, groups, group]))
+        raw_bytes(integers)[:] = self.values.reshape(-1)
+        return compressed(integers, self.scales[:, :, None])
+
+
+def fit_int4(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
+    """Round `matrix`, float32 [rows, columns], so that its products change least along inputs with
+    the sums of products `squares` [columns, columns] (GPTQ, arXiv 2210.17323). Columns with the
+    largest inputs come first; later ones compensate for their errors."""
+    rows, columns = matrix.shape
+    group = math.gcd(FITTED_GROUP, columns)
+    weights = np.diag(squares).astype(np.float32)
+    order = np.argsort(-weights, kind="stable")
+    damped = squares[order][:, order].astype(np.float32).astype(np.float64)
+    damped[np.diag_indices_from(damped)] += _DAMPING * weights.mean() + 1e-9
+    factor = np.ascontiguousarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float32)
+    left = np.array(matrix.T, np.float32, order="C")  # a column's weights lie side by side
+    groups = left.reshape(-1, group, rows), weights.reshape(-1, group)
+    scales = np.stack([_fitted_scales(*pair) for pair in zip(*groups, strict=True)])
+    left, exact = left[order], scales.astype(np.float32)
+    values = np.empty((columns, rows), np.int8)
+    for begin in range(0, columns, _STEP):
+        end = min(begin + _STEP, columns)
+        errors = np.empty((end - begin, rows), np.float32)
+        for row in range(begin, end):
+            column, scale = order[row], exact[order[row] // group]
+            values[column] = np.rint(left[row] / scale).clip(-8, 7)
+            errors[row - begin] = (left[row] - values[column] * scale) / factor[row, row]
+            left[row + 1 : end] -= factor[row, row + 1 : end, None] * errors[row - begin]
+        left[end:] -= factor[begin:end, end:].T @ errors
+    bits = np.ascontiguousarray(values.T).view(np.uint8) & 15
+    return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, np.ascontiguousarray(scales.T))
+
+
+def _fitted_scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The scale of each column of `part` [group, rows], float16 [rows]: of SHARES times the scale
+    that clips no weight the one with the smallest squares of errors times `weights`."""
+    largest = np.take_along_axis(part, np.abs(part).argmax(0)[None], 0)[0]
+    small = np.abs(largest) < 8 * _SMALLEST_FITTED
+    widest = np.where(small, _SMALLEST_FITTED, -largest / 8)
+    tried = [(share * widest).astype(np.float16) for share in SHARES]
+    errors = []
+    for scale in tried:
+        exact = scale.astype(np.float32)
+        errors.append(weights @ (part - np.rint(part / exact).clip(-8, 7) * exact) ** 2)
+    best: np.ndarray = np.choose(np.argmin(errors, 0), tried)
+    return best

@@ -40,7 +40,6 @@ _form = functools.cache(_FORMS.from_string)
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
 ANSWERED, UNANSWERED = "text", "asked"  # kinds: a user's conversations, and instructions
 OWN, OWN_TOKENS, OWN_TEMPERATURE = "own", 64, 0.85  # instructions that the target writes
-CALIBRATION_TOKENS = 4800  # along which weights are rounded
 GROUP = 256  # conversations in a file
 TEMPERATURES = (0.7, 1.0)
 LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
@@ -202,24 +201,6 @@ def written(
             known += group
             count += sum(len(conversation.answer) for conversation in group)
     return groups
-
-
-def own_text(loaded: LoadedPair) -> list[list[int]]:
-    """Texts that the target writes, as token ids: answers to instructions of several kinds and
-    continuations of beginnings, about CALIBRATION_TOKENS in all. Raises ModelError."""
-    questions, openings = _DATA["calibration"].values()
-    questions = [*questions, *(instruction(number, ())[1] for number in range(len(questions)))]
-    prompts = [list(loaded.template.render(text, loaded.tokenizer)) for text in questions]
-    prompts += [loaded.tokenizer.encode(text, special=False) for text in openings]
-    answers = [
-        _Answer(OWN, "", prompt, Sampling(OWN_TEMPERATURE, seed=number))
-        for number, prompt in enumerate(prompts)
-    ]
-    model, longest = _writing(loaded), CALIBRATION_TOKENS // len(prompts)
-    with tqdm(total=CALIBRATION_TOKENS, desc="Writing text", unit=" tokens") as bar:
-        for answer in _complete(answers, model, longest, loaded.stop_ids):
-            bar.update(len(answer.tokens))
-    return [answer.prompt + answer.tokens for answer in answers]
 
 
 def _own_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[int, str]:

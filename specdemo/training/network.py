@@ -16,7 +16,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from specdemo.convert import heads
-from specdemo.convert.rounding import Quantized
+from specdemo.convert.weights import Quantized, fit_int4
 from specdemo.errors import BadInput
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.muon import Muon
@@ -109,7 +109,7 @@ class HeadNetwork:
             for name, x in inputs.items():
                 squares[name] = squares.get(name, 0.0) + FITTED_LATER**depth * (x.T @ x)
         return {
-            name: heads.quantize(matrix.detach().float().cpu().numpy(), squares[name].cpu().numpy())
+            name: fit_int4(matrix.detach().float().cpu().numpy(), squares[name].cpu().numpy())
             for name, matrix in matrices.items()
         }
 
