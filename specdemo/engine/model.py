@@ -3,8 +3,10 @@ shortens a `KVSequence` and never copies the cache."""
 
 import math
 import mmap
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -40,77 +42,65 @@ class Part(NamedTuple):
     blocks: list[int]
 
 
+class Layout(NamedTuple):
+    """Where a batch is in a forward: its `parts`, with padding; the `wanted` tokens, which get
+    logits; and for each run its slices of the rows of logits and of the tokens."""
+
+    parts: list[Part]
+    wanted: list[int]
+    rows: list[slice]
+    tokens: list[slice]
+
+
 class Instance:
     """A compiled instance of a model, and its inputs. `seconds` is of the last inference."""
 
     def __init__(self, compiled: ov.CompiledModel):
-        self._outputs = range(len(compiled.outputs))
-        self._fixed = all(port.partial_shape.is_static for port in compiled.outputs)
-        self._logits: Logits | None = None  # of a fixed shape: views of the same memory each time
         self.request = compiled.create_infer_request()
-        inputs = {port.any_name: port for port in compiled.inputs}
-        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
-        self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
-        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
-        self._bound: dict[str, list[int]] = {}
+        self._ports = {port.any_name: port for port in compiled.inputs}
+        self.cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
+        self._tensors: dict[tuple[str, int], ov.Tensor] = {}
+        self._bound: dict[str, ov.Tensor] = {}
         self.seconds = 0.0
 
-    def run(self, parts: list[Part], wanted: list[int], states: dict[str, np.ndarray]) -> Logits:
-        """Run one forward, with `states` as further inputs; gives the logits of the rows `wanted`,
-        valid until the next run."""
-        ids: list[int] = []
-        positions: list[int] = []
-        blocks: list[int] = []
-        begins, block_begins, longest = [0], [0], 0
-        for tokens, start, table in parts:
-            end = start + len(tokens)
-            ids += tokens
-            positions += range(start, end)
-            begins.append(len(ids))
-            blocks += table
-            block_begins.append(len(blocks))
-            longest = max(longest, end)
-        self._bind("input_ids", ids)
-        self._bind("position_ids", positions)
-        self._bind("past_lens", [part.start for part in parts])
-        self._bind("subsequence_begins", begins)
-        self._bind("block_indices", blocks)
-        self._bind("block_indices_begins", block_begins)
-        self._bind("max_context_len", [longest])
-        self._bind(ROWS_INPUT, wanted)
+    def run(self, layout: Layout, states: dict[str, np.ndarray]) -> Logits:
+        """Run one forward, with `states` as further inputs; gives the logits of the `wanted`
+        tokens, valid until the next run."""
+        tokens, starts, blocks = zip(*layout.parts, strict=True)
+        ends = [start + len(ids) for ids, start in zip(tokens, starts, strict=True)]
+        inputs = {
+            "input_ids": _joined(tokens),
+            "position_ids": _joined(map(range, starts, ends)),
+            "past_lens": starts,
+            "subsequence_begins": [0, *accumulate(map(len, tokens))],
+            "block_indices": _joined(blocks),
+            "block_indices_begins": [0, *accumulate(map(len, blocks))],
+            "max_context_len": [max(ends)],
+            ROWS_INPUT: layout.wanted,
+        }
+        for name, values in inputs.items():
+            self._bind(name, values)
         for name, array in states.items():
             self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         before = perf_counter()
         # Without share_outputs the results would be copied into unused arrays.
-        self.request.infer(share_outputs=True)
+        rows, log_sum, *state = self.request.infer(share_outputs=True).to_tuple()
         self.seconds = perf_counter() - before
-        if self._logits is None or not self._fixed:
-            outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
-            rows, log_sum, *state = outputs
-            self._logits = Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
-        return self._logits
+        return Logits(rows.reshape(len(layout.wanted), -1), log_sum.reshape(-1), *state)
 
-    def _bind(self, name: str, values: list[int]) -> None:
-        """Set the input `name` to `values` through a tensor kept for that size: allocation costs
-        more. Callers never change `values` afterwards."""
-        bound = self._bound.get(name)
-        if bound == values:
-            return
-        size = len(values)
-        buffer = self._buffers.get((name, size))
-        if buffer is None:
-            port = self._ports[name]
-            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
-            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
-            if len(self._buffers) > 4096:
-                self._buffers.clear()
-            bound = None
-            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1))
-        tensor, view = buffer
-        view[:] = values
-        if bound is None or len(bound) != size:
-            self.request.set_tensor(self._ports[name], tensor)
-        self._bound[name] = values
+    def _bind(self, name: str, values: Sequence[int]) -> None:
+        """Set the input `name`. A new tensor delays the inference, so one is kept for each size."""
+        port, size = self._ports[name], len(values)
+        if (name, size) not in self._tensors:
+            if len(self._tensors) > 4096:
+                self._tensors.clear()
+            shape = ov.Shape([size] if len(port.partial_shape) else [])
+            self._tensors[name, size] = ov.Tensor(port.element_type, shape)
+        tensor = self._tensors[name, size]
+        tensor.data.reshape(-1)[:] = values
+        if tensor is not self._bound.get(name):
+            self.request.set_tensor(port, tensor)
+            self._bound[name] = tensor
 
 
 class PagedModel:
@@ -140,9 +130,9 @@ class PagedModel:
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
-        self._any = Instance(compiled)
+        self._dynamic = Instance(compiled)
         self._fixed: dict[int, Instance] = {}
-        ports = self._any.cache_ports
+        ports = self._dynamic.cache_ports
         values = next(port for port in ports if port.any_name.startswith("value_cache."))
         self.block_size = values.partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
@@ -176,88 +166,83 @@ class PagedModel:
         `rows` tokens, valid until the next forward. Appends nothing if it raises CacheFull or
         ModelError."""
         begun = perf_counter()
-        parts: list[Part] = []
-        wanted: list[int] = []
-        count = attended = 0
         for run in batch:
-            attended += len(run.tokens) * run.sequence.length
-            parts += self._parts(run)
-            count += len(run.tokens)
-            wanted += range(count - run.rows, count)
-        exact = len(batch) == 1 and batch[0].unpadded
+            self._reserve(run)
+        size = sum(len(run.tokens) for run in batch)
+        attended = sum(len(run.tokens) * run.sequence.length for run in batch)
         stepwise = all(run.stepwise and run.rows for run in batch)
-        size = self.costs.choose(count) if stepwise and not exact else count
-        size = size if exact else max(size, self.least_tokens)
-        instance = self._fixed.get(size, self._any) if stepwise else self._any
-        answers = list(range(len(wanted)))
-        if instance is not self._any:
-            wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
-        elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
-            wanted *= 2  # the head's product for a single row rounds differently too
-        # Padding rows attend to a scratch block.
-        parts += [Part([0], 0, [self.pool.limit])] * (size - count) + [Part([], 0, [])]
+        if len(batch) > 1 or not batch[0].unpadded:
+            size = max(self.costs.choose(size) if stepwise else size, self.least_tokens)
+        instance = self._fixed.get(size, self._dynamic) if stepwise else self._dynamic
+        layout = self._layout(batch, size, every_row=instance is not self._dynamic)
         try:
-            logits = instance.run(parts, wanted or [0], self._inputs(batch, size))
+            logits = instance.run(layout, self._inputs(batch, size))
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds
         self.size = size
         self.costs.record(size, perf_counter() - begun, attended)
-        results = []
-        begin = read = 0
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-            first = answers[begin] if run.rows else 0
-            part = logits.part(first, first + run.rows)
-            if logits.state is not None:
-                part = part._replace(state=logits.state[read : read + len(run.tokens)])
-            results.append(part)
-            begin += run.rows
-            read += len(run.tokens)
-        return results
+        states = [None if logits.state is None else logits.state[part] for part in layout.tokens]
+        return [
+            Logits(logits.rows[part], logits.log_sum[part], state)
+            for part, state in zip(layout.rows, states, strict=True)
+        ]
+
+    def _layout(self, batch: list[Run], size: int, every_row: bool) -> Layout:
+        """Pad the batch to `size` tokens. An instance of a fixed shape gives `every_row`."""
+        tokens = _slices([len(run.tokens) for run in batch])
+        ends = [part.stop for part in tokens]
+        rows = [slice(end - run.rows, end) for run, end in zip(batch, ends, strict=True)]
+        wanted = list(range(size))
+        if not every_row:
+            wanted = [token for part in rows for token in wanted[part]]
+            rows = _slices([run.rows for run in batch])
+            if len(wanted) == 1 and size > 1 and self.least_tokens > 1:
+                wanted *= 2  # the output matrix rounds a single row differently too
+        parts = [part for run in batch for part in self._parts(run)]
+        # Padding attends to a scratch block.
+        parts += [Part([0], 0, [self.pool.limit])] * (size - ends[-1]) + [Part([], 0, [])]
+        return Layout(parts, wanted or [0], rows, tokens)
 
     def _parts(self, run: Run) -> list[Part]:
-        """The sub-sequences of a run. Reserves the blocks that their tokens are written to."""
-        sequence, tokens, size = run.sequence, list(run.tokens), self.block_size
-        assert 0 <= run.rows <= len(tokens) > 0, "a run has tokens, and no more rows than those"
-        start = sequence.length
-        end = start + len(tokens)
-        self._reserve(sequence, start, end)
+        tokens, start, blocks = list(run.tokens), run.sequence.length, run.sequence.blocks
         if not run.stepwise:
-            return [Part(tokens, start, sequence.blocks[: -(-end // size)])]
+            return [Part(tokens, start, blocks[: -(-(start + len(tokens)) // self.block_size)])]
         # All keys and values are written before any token attends, so each sees those before it.
         return [
-            Part([token], position, sequence.blocks[: position // size + 1])
+            Part([token], position, blocks[: position // self.block_size + 1])
             for position, token in enumerate(tokens, start)
         ]
 
-    def _reserve(self, sequence: KVSequence, start: int, end: int) -> None:
-        """Give the sequence blocks of its own for the positions `start` to `end`."""
-        first, filled = divmod(start, self.block_size)
+    def _reserve(self, run: Run) -> None:
+        """Give the sequence unshared blocks for the tokens of a run."""
+        assert 0 <= run.rows <= len(run.tokens) > 0, "a run has tokens, and no more rows than those"
+        sequence = run.sequence
+        first, filled = divmod(sequence.length, self.block_size)
         for index in range(first, len(sequence.blocks)):
             shared = sequence.blocks[index]
             if self.pool.references[shared] > 1:
-                [own] = self.pool.take()
+                [copy] = self.pool.take()
                 if index == first and filled:
                     for cache in self._caches:
                         view = raw_bytes(cache).reshape(cache.shape[0], -1)
-                        view[own] = view[shared]
+                        view[copy] = view[shared]
                 self.pool.give_back(shared)
-                sequence.blocks[index] = own
-        sequence.reserve(end)
+                sequence.blocks[index] = copy
+        sequence.reserve(sequence.length + len(run.tokens))
 
     def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
         """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
         properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             chosen = sizes[begin : begin + COMPILED_TOGETHER]
+            graphs = [with_fixed_shape(model, size) for size in chosen]
+            compiling = partial(core.compile_model, device_name="CPU", config=properties)
             with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
-                graphs = [with_fixed_shape(model, size) for size in chosen]
-                compiled = pool.map(
-                    lambda graph: core.compile_model(graph, "CPU", properties), graphs
-                )
-                for size, instance in zip(chosen, compiled, strict=True):
-                    self._add_fixed(size, Instance(instance))
+                for size, compiled in zip(chosen, pool.map(compiling, graphs), strict=True):
+                    self._add_fixed(size, Instance(compiled))
             yield
 
     def _add_fixed(self, size: int, instance: Instance) -> None:
@@ -281,15 +266,25 @@ class PagedModel:
         """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory
         is taken when a block is used for the first time."""
         self._caches = []
-        for port in self._any.cache_ports:
+        for port in self._dynamic.cache_ports:
             # One block more, for padding.
             shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
             memory = mmap.mmap(-1, math.prod(shape) * port.element_type.bitwidth // 8)
             view = np.frombuffer(memory, np.uint8)
             self._caches.append(ov.Tensor(view, ov.Shape(shape), port.element_type))
-        self._bind_cache(self._any)
+        self._bind_cache(self._dynamic)
         self.pool = BlockPool(blocks)
 
     def _bind_cache(self, instance: Instance) -> None:
         for port, cache in zip(instance.cache_ports, self._caches, strict=True):
             instance.request.set_tensor(port, cache)
+
+
+def _joined(parts: Iterable[Iterable[int]]) -> list[int]:
+    return list(chain.from_iterable(parts))
+
+
+def _slices(lengths: list[int]) -> list[slice]:
+    """Slices of these lengths, one after the other."""
+    ends = accumulate(lengths)
+    return [slice(end - length, end) for length, end in zip(lengths, ends, strict=True)]
