@@ -4,12 +4,15 @@ cost models."""
 import math
 import statistics
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from itertools import product
 from time import perf_counter, process_time
 from typing import NamedTuple
 
 import numpy as np
 
+from .cache import KVSequence
 from .cost_model import LARGEST
 from .draft_head import DraftHead
 from .messages import PREFILL_CHUNK, HeadStep, Model, Run
@@ -36,10 +39,10 @@ decoding runs like this."""
 
 class Seconds(NamedTuple):
     """The least seconds of a forward by its number of tokens, if the forward before had another
-    number (`changed`), and the same one (`stayed`). `calm`: each was once measured undisturbed."""
+    number (`changed`), and the same one (`same`). `calm`: each was once measured undisturbed."""
 
     changed: dict[int, float]
-    stayed: dict[int, float]
+    same: dict[int, float]
     calm: bool
 
 
@@ -48,47 +51,34 @@ def learn_costs(
 ) -> Generator[None]:
     """Measure the costs of `model`: forwards of each size, in turn against drift. A forward of the
     pair's `other` model comes before each, as in decoding. `rows` rows of logits are computed
-    (None: all). Where single tokens are padded to two, which `guarded` ones are not, one token
-    costs what two do."""
+    (None: all). Without a guard, one token is padded to two and costs the same."""
     fixed = model.settings.fixed_shapes if rows is None else ()
     sizes = sorted({1, *fixed, LARGEST} if fixed else SIZES)
-    inner = sizes[1:-1]  # a single token, and LARGEST beside fixed shapes, run in another way
-    few, many = (inner[0], inner[-1]) if len(inner) > 1 else (sizes[0], sizes[-1])
     with ExitStack() as sequences:
         sequence = sequences.enter_context(model.new_sequence())
-        beside = None if other is None else sequences.enter_context(other.new_sequence())
-
-        def forward(size: int) -> None:
-            length = sequence.length
-            run = Run(sequence, [1] * size, rows or size, stepwise=True, unpadded=True)
-            model.forward([run])
-            sequence.truncate(length)
-
-        def between() -> None:
-            if other is not None and beside is not None:
-                other.forward([Run(beside, [1, 1], 1, stepwise=True)])
-                beside.truncate(0)
-
+        forward = partial(_forward, model, sequence, rows, unpadded=True)
+        between: Callable[[], object] = nullcontext  # does nothing
+        if other is not None:
+            beside = sequences.enter_context(other.new_sequence())
+            between = partial(_forward, other, beside, 1, 2)
         near = yield from _fastest(forward, between, sizes, model.threads)
-        steady = dict(near.stayed)
+        steady = dict(near.same)
         for size in fixed:
-            for _ in range(STEADY_FORWARDS):
-                before = perf_counter()
-                forward(size)
-                steady[size] = min(perf_counter() - before, steady[size])
-                yield
+            steady[size] = min(steady[size], (yield from _steady(forward, size)))
+        if fixed:  # the dynamic instance has this size for one forward only
+            steady[LARGEST] = near.changed[LARGEST]
+        if model.least_tokens > 1 and not guarded:
+            steady[1] = min(steady[size] for size in sizes if size > 1)
         while (missing := FAR_CONTEXT - sequence.length) > 0:
             model.forward([Run(sequence, [1] * min(PREFILL_CHUNK, missing), 1)])
             yield
+        inner = sizes[1:-1]  # a single token, and LARGEST beside fixed shapes, run in another way
+        few, many = (inner[0], inner[-1]) if len(inner) > 1 else (sizes[0], sizes[-1])
         far = yield from _fastest(forward, between, [few, many], model.threads)
-    change = statistics.median(near.changed[size] - near.stayed[size] for size in sizes)
+    change = statistics.median(near.changed[size] - near.same[size] for size in sizes)
     # What the context adds to `many` rows but not to `few`.
-    added = far.stayed[many] - near.stayed[many] - (far.stayed[few] - near.stayed[few])
+    added = far.same[many] - near.same[many] - (far.same[few] - near.same[few])
     attention = added / (many - few) / FAR_CONTEXT
-    if fixed:  # the instance of any shape has this size for one forward only
-        steady[LARGEST] = near.changed[LARGEST]
-    if model.least_tokens > 1 and not guarded:
-        steady[1] = min(steady[size] for size in sizes if size > 1)
     calm = near.calm and far.calm
     model.costs.learn(steady, max(change, 0.0), max(attention, 0.0), lasting=calm)
 
@@ -97,58 +87,64 @@ def learn_step(head: DraftHead, target: Model) -> Generator[None]:
     """Measure the first step of a chain: a forward of the `target` comes before each."""
     step = HeadStep(np.zeros(head.widths[0], np.float32), None, (0,))
     with target.new_sequence() as sequence:
+        between = partial(_forward, target, sequence, 2, 2)
+        seconds = yield from _fastest(lambda _: head.forward([step]), between, [1], target.threads)
+    head.costs.learn(seconds.same, lasting=seconds.calm)
 
-        def between() -> None:
-            target.forward([Run(sequence, [1, 1], 2, stepwise=True)])
-            sequence.truncate(0)
 
-        def forward(size: int) -> None:
-            head.forward([step] * size)
+def _forward(
+    model: Model, sequence: KVSequence, rows: int | None, size: int, unpadded: bool = False
+) -> None:
+    length = sequence.length
+    model.forward([Run(sequence, [1] * size, rows or size, stepwise=True, unpadded=unpadded)])
+    sequence.truncate(length)
 
-        seconds = yield from _fastest(forward, between, [1], target.threads)
-    head.costs.learn(seconds.stayed, lasting=seconds.calm)
+
+def _steady(forward: Callable[[int], object], size: int) -> Generator[None, None, float]:
+    """The least seconds of STEADY_FORWARDS forwards."""
+    seconds = math.inf
+    for _ in range(STEADY_FORWARDS):
+        before = perf_counter()
+        forward(size)
+        seconds = min(perf_counter() - before, seconds)
+        yield
+    return seconds
 
 
 def _fastest(
-    forward: Callable[[int], object], between: Callable[[], None], sizes: list[int], threads: int
+    forward: Callable[[int], object], between: Callable[[], object], sizes: list[int], threads: int
 ) -> Generator[None, None, Seconds]:
     """Time forwards of these sizes, each twice in a row, so that the first one changes the size;
     `between` comes before each. A disturbed one counts only if no other was measured: other work
     can make a forward three times as long."""
-    kinds = [(size, same) for size in sizes for same in (False, True)]
-    calm: dict[tuple[int, bool], float] = {}
-    disturbed: dict[tuple[int, bool], float] = {}
+    best = dict.fromkeys(product(sizes, (False, True)), (True, math.inf))
     spent = 0.0
-    for attempt in range(MOST_ATTEMPTS):
-        if attempt >= LEAST_ATTEMPTS and (len(calm) == len(kinds) or spent > MOST_SECONDS):
-            break
-        for kind in kinds:
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        for size, same in best:
             between()
-            size, same = kind
-            seconds, quiet = _timed(forward, size, threads)
+            disturbed, seconds = _timed(forward, size, threads)
             spent += seconds
-            least = calm if quiet else disturbed
-            least[kind] = min(seconds, least.get(kind, math.inf))
+            best[size, same] = min(best[size, same], (disturbed, seconds))
             if same:
                 yield  # a request waits for a step: with billions of weights two are enough
-    known = disturbed | calm
-    changed, stayed = ({size: known[size, same] for size in sizes} for same in (False, True))
-    return Seconds(changed, stayed, len(calm) == len(kinds))
+        calm = not any(disturbed for disturbed, _ in best.values())
+        if attempt >= LEAST_ATTEMPTS and (calm or spent > MOST_SECONDS):
+            break
+    changed, unchanged = ({size: best[size, same][1] for size in sizes} for same in (False, True))
+    return Seconds(changed, unchanged, calm)
 
 
-def _timed(forward: Callable[[int], object], size: int, threads: int) -> tuple[float, bool]:
-    """The seconds of a forward of `size` tokens, and whether nothing disturbed it."""
+def _timed(forward: Callable[[int], object], size: int, threads: int) -> tuple[bool, float]:
+    """Whether other work disturbed a forward of `size` tokens, and its seconds."""
     preempted, used, before = _preempted(), process_time(), perf_counter()
     forward(size)
     seconds, used = perf_counter() - before, process_time() - used
-    preempted = _preempted() - preempted
     idle = used < BUSY_SHARE * threads * seconds
-    return seconds, not (idle and preempted > PREEMPTIONS * threads)
+    return idle and _preempted() - preempted > PREEMPTIONS * threads, seconds
 
 
 def _preempted() -> int:
-    """How often the system has taken a processor away from a thread of this process; Windows does
-    not count that."""
+    """How often the system has taken a processor away from a thread of this process."""
     try:
         import resource
     except ImportError:  # Windows: no measurement counts as disturbed
