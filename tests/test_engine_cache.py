@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import graph, products
+from specdemo.engine import model as paged
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
@@ -189,7 +190,7 @@ def test_an_output_matrix_whose_groups_share_a_scale_stays_compressed_when_it_is
     decoder = ov.Model([ops.result(logits)], [given])
     state, rows = np.random.default_rng(1).normal(size=(2, 1, 64)).astype(np.float32), [0, 1]
     [expected] = ov.Core().compile_model(decoder, "CPU")([state]).values()
-    graph.shape_head(decoder, 4)
+    graph.limit_logits(decoder, 4)
     assert "Slice" not in {node.get_type_name() for node in decoder.get_ops()}
     found = ov.Core().compile_model(decoder, "CPU")([state, np.array(rows, np.int32)])[0]
     assert found == pytest.approx(expected[..., :4], rel=1e-5)
@@ -220,6 +221,6 @@ def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, m
     products.fuse_products(decoder := graph.read_decoder(ov.Core(), xml))
     joined = [node for node in decoder.get_ops() if node.get_type_name() == "VariadicSplit"]
     assert len(joined) == 2 * layers  # queries, keys and values; gate and up
-    monkeypatch.setattr(graph, "fuse_products", lambda decoder: None)
+    monkeypatch.setattr(paged, "fuse_products", lambda decoder: None)
     apart = recomputed(PagedModel(xml, CLOSE), list(range(5, 25)))
     assert np.abs(recomputed(model, list(range(5, 25))) - apart).max() < TOLERANCE

@@ -64,7 +64,7 @@ def load(path: Path) -> HeadWeights:
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     """The embedding and the output matrix of a decoder IR, float32 [vocabulary, width] each."""
     model = graph.read_decoder(ov.Core(), xml)
-    embedding, output = graph.embedding_of(model), graph.output_product(model)
+    embedding, output = graph.embedding_of(model), graph.output_projection(model)
     return _values(embedding.input_value(0)), _values(output.input_value(1))
 
 
@@ -83,7 +83,7 @@ def require_target(xml: Path, target: Path, name: str) -> None:
     core = ov.Core()
     decoder, parts = graph.read_decoder(core, target), 1 + len(draft_head.fractions(xml, core))
     table = graph.embedding_of(decoder).input_value(0)
-    states = graph.output_product(decoder).input_value(0).get_partial_shape()[-1].get_length()
+    states = graph.output_projection(decoder).input_value(0).get_partial_shape()[-1].get_length()
     try:
         head, tokens = core.read_model(xml), np.load(xml.with_name(TOKENS))
         read = head.input("hidden").partial_shape[-1].get_length()

@@ -17,10 +17,10 @@ from .graph import (
     add_states,
     embedding_of,
     last_line,
+    limit_logits,
     page_attention,
     read_decoder,
     residual_stream,
-    shape_head,
 )
 from .messages import ModelSettings, Run
 from .model import PagedModel
@@ -143,7 +143,7 @@ def _split(model: ov.Model) -> HeadGraphs:
         model.remove_result(named[0].node)
     else:
         state = residual_stream(model, ov.Dimension(width))[-1]
-    shape_head(model, None)
+    limit_logits(model, None)
     add_states(model, [state])
     fuse_products(model)
     return HeadGraphs(before, model, tokens, states, width)

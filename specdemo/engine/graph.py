@@ -1,5 +1,5 @@
 """Changes a decoder's graph before it is compiled: adds paged attention and further outputs, and
-limits the head to the rows asked for."""
+limits the output projection to the rows asked for."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from .faults import ModelError
 from .messages import Taps
-from .products import fuse_products, raw_bytes, rebuilt
+from .products import raw_bytes, rebuilt
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
 HIDDEN = "hidden"  # name of the added output of hidden states
@@ -23,21 +23,6 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
     except RuntimeError as error:
         why = "is not a readable OpenVINO model; fetch or export it again."
         raise ModelError(f"{Path(xml).name} {why}") from error
-
-
-def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> None:
-    """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `fuse_products`. Raises ModelError for any other graph."""
-    try:
-        page_attention(model)
-        shape_head(model, vocabulary)
-    except RuntimeError as error:
-        raise ModelError(
-            f"The IR is no decoder with a KV cache; export the model again: {last_line(error)}"
-        ) from error
-    if hidden is not None:
-        add_hidden(model, hidden)
-    fuse_products(model)
 
 
 def page_attention(model: ov.Model) -> None:
@@ -68,30 +53,30 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     return fixed
 
 
-def shape_head(model: ov.Model, vocabulary: int | None) -> None:
-    """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, and its weights to the
-    first `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
-    head = output_product(model)
+def limit_logits(model: ov.Model, vocabulary: int | None) -> None:
+    """Limit a decoder's logits to the rows listed in the new input ROWS_INPUT and to the first
+    `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
+    output = output_projection(model)
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    chosen = ops.gather(head.input_value(0), rows, ops.constant(0))
-    head.input(0).replace_source_output(chosen.output(0))
+    chosen = ops.gather(output.input_value(0), rows, ops.constant(0))
+    output.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
-    known = head.get_output_partial_shape(0)[-1].get_length()
-    if vocabulary is not None and vocabulary < known:
+    tokens = output.get_output_partial_shape(0)[-1].get_length()
+    if vocabulary is not None and vocabulary < tokens:
 
         def first(tensors: list[ov.Tensor]) -> ov.Node:
-            whole, *rest = tensors[0].shape or [1]
-            part = ov.Shape([vocabulary, *rest]) if whole == known else tensors[0].shape
-            cut = ov.Tensor(tensors[0].element_type, part)
+            count, *rest = tensors[0].shape or [1]
+            shape = ov.Shape([vocabulary, *rest]) if count == tokens else tensors[0].shape
+            cut = ov.Tensor(tensors[0].element_type, shape)
             raw_bytes(cut)[:] = raw_bytes(tensors[0])[: cut.byte_size]
             return ops.constant(cut)
 
-        weights, transposed = head.input_value(1), head.get_attributes()["transpose_b"]
+        weights, transposed = output.input_value(1), output.get_attributes()["transpose_b"]
         cut = rebuilt([weights.get_node()], first) if transposed else None
         if cut is None:
             cut = ops.slice(weights, [0], [vocabulary], [1], [0 if transposed else 1])
-        head.input(1).replace_source_output(cut.output(0))
+        output.input(1).replace_source_output(cut.output(0))
     add_log_sums(model)
 
 
@@ -106,15 +91,15 @@ def add_log_sums(model: ov.Model) -> None:
 
 
 def add_hidden(model: ov.Model, taps: Taps) -> None:
-    """Add the output HIDDEN, float32 [tokens, H], to a paged decoder after `shape_head`: the states
+    """Add the output HIDDEN, float32 [tokens, H], to a decoder after `limit_logits`: the states
     `taps` of all tokens. Raises ModelError when the graph has no such states."""
-    output = output_product(model).input_value(0).get_node().input_value(0).get_node()
+    output = output_projection(model).input_value(0).get_node().input_value(0).get_node()
     width = output.get_output_partial_shape(0)[-1]
     parts = [] if taps.layers else [output]
     if taps.layers or taps.fractions:
         stream = residual_stream(model, width)
         if taps.layers:
-            parts = entering(stream, layers_of(model), taps.layers)
+            parts = _entering(stream, layers_of(model), taps.layers)
         parts += [stream[max(round(share * (len(stream) - 1)), 1)] for share in taps.fractions]
     add_states(model, parts)
 
@@ -135,9 +120,9 @@ def layers_of(model: ov.Model) -> int:
     return kinds.count("PagedAttentionExtension") or kinds.count("ScaledDotProductAttention")
 
 
-def entering(stream: list[ov.Node], count: int, layers: tuple[int, ...]) -> list[ov.Node]:
-    """The nodes of a residual stream that enter `layers`, of a decoder of `count` layers; `count`
-    itself: what leaves the last one. Raises ModelError if there is no such layer."""
+def _entering(stream: list[ov.Node], count: int, layers: tuple[int, ...]) -> list[ov.Node]:
+    """The nodes of a residual stream that enter `layers` of a decoder of `count` layers; `count`
+    itself stands for what leaves the last one."""
     if not all(0 <= layer <= count <= len(stream) for layer in layers):
         raise ModelError(f"The draft head reads layers {layers} of a target that has {count}.")
     # A decoder adds once or twice a layer; learned positions are one addition before the first.
@@ -179,7 +164,7 @@ def _through_casts(value: ov.Output) -> ov.Node:
     return node
 
 
-def output_product(model: ov.Model) -> ov.Node:
+def output_projection(model: ov.Model) -> ov.Node:
     """The last MatMul before the logits."""
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() != "MatMul":

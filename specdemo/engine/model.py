@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import openvino as ov
 
+from . import graph
 from .cache import CACHE_TOKENS, BlockPool, KVSequence
 from .checkpoint import Checkpoint
 from .cost_model import CostModel
 from .faults import ModelError
-from .graph import ROWS_INPUT, last_line, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
-from .products import raw_bytes, split_products
+from .products import fuse_products, raw_bytes, split_products
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
@@ -76,7 +76,7 @@ class Instance:
             "block_indices": _joined(blocks),
             "block_indices_begins": [0, *accumulate(map(len, blocks))],
             "max_context_len": [max(ends)],
-            ROWS_INPUT: layout.wanted,
+            graph.ROWS_INPUT: layout.wanted,
         }
         for name, values in inputs.items():
             self._bind(name, values)
@@ -129,7 +129,7 @@ class PagedModel:
             compiled = core.compile_model(model, "CPU", dict(settings.properties))
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
-            raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
+            raise ModelError(f"The CPU cannot run this model: {graph.last_line(error)}") from error
         self._dynamic = Instance(compiled)
         self._fixed: dict[int, Instance] = {}
         ports = self._dynamic.cache_ports
@@ -140,8 +140,16 @@ class PagedModel:
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
         """The graph to compile: its outputs are logits, their log-sum-exp, and states, if any."""
-        model = read_decoder(core, xml)
-        to_paged(model, self.settings.vocabulary, self.settings.hidden)
+        model = graph.read_decoder(core, xml)
+        try:
+            graph.page_attention(model)
+            graph.limit_logits(model, self.settings.vocabulary)
+        except RuntimeError as error:
+            why = "The IR is no decoder with a KV cache; export the model again"
+            raise ModelError(f"{why}: {graph.last_line(error)}") from error
+        if self.settings.hidden is not None:
+            graph.add_hidden(model, self.settings.hidden)
+        fuse_products(model)
         return model
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
@@ -178,7 +186,7 @@ class PagedModel:
         try:
             logits = instance.run(layout, self._inputs(batch, size))
         except RuntimeError as error:
-            raise ModelError(f"The inference failed: {last_line(error)}") from error
+            raise ModelError(f"The inference failed: {graph.last_line(error)}") from error
         self.seconds += instance.seconds
         self.size = size
         self.costs.record(size, perf_counter() - begun, attended)
@@ -238,7 +246,7 @@ class PagedModel:
         properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             chosen = sizes[begin : begin + COMPILED_TOGETHER]
-            graphs = [with_fixed_shape(model, size) for size in chosen]
+            graphs = [graph.with_fixed_shape(model, size) for size in chosen]
             compiling = partial(core.compile_model, device_name="CPU", config=properties)
             with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
                 for size, compiled in zip(chosen, pool.map(compiling, graphs), strict=True):

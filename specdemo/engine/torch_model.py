@@ -131,7 +131,7 @@ class TorchModel:
         config = module.config.get_text_config(decoder=True)
         self._accepted = inspect.signature(module.forward).parameters
         self._layers = config.num_hidden_layers
-        self._most_positions = getattr(config, "max_position_embeddings", None) or 1 << 40
+        self._positions = getattr(config, "max_position_embeddings", None) or 1 << 40
         self._device = torch.device(device)
         self._module = module
         size = module.get_output_embeddings().weight.shape[0]
@@ -146,11 +146,11 @@ class TorchModel:
     def fork(self, source: KVSequence, length: int) -> KVSequence:
         fork = self.new_sequence()
         fork.reserve(length)
-        if length:
-            with torch.inference_mode():
-                for layer, other in zip(fork.cache.layers, source.cache.layers, strict=True):
-                    layer.copy_from(other, length, length)
         fork.tokens = source.tokens[:length]
+        with torch.inference_mode():
+            for layer, other in zip(fork.cache.layers, source.cache.layers, strict=True):
+                if length:
+                    layer.copy_from(other, length, length)
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
@@ -167,35 +167,34 @@ class TorchModel:
         self.pool = BlockPool(blocks)
 
     def _run(self, run: Run) -> Logits:
-        start, count = run.sequence.length, len(run.tokens)
+        start, count, begun = run.sequence.length, len(run.tokens), perf_counter()
         size = self.size = self._padded(count, run.unpadded)
-        after = size - count
-        before = perf_counter()
         places = torch.arange(start, start + size).to(self._device)
         options = {
             # A product for a single row rounds differently; fixed shapes compute every row.
-            "logits_to_keep": size if size in self.padding else after + max(run.rows, 1),
+            "logits_to_keep": size if size in self.padding else size - count + max(run.rows, 1),
             # Padding may go past the model's last position.
-            "position_ids": places.clamp(max=self._most_positions - 1)[None],
+            "position_ids": places.clamp(max=self._positions - 1)[None],
         }
         for layer in run.sequence.cache.layers:
             layer.length, layer.places = start, places
+        padded = [*run.tokens, *[0] * (size - count)]
         try:
             output = self._module(
-                input_ids=torch.tensor([[*run.tokens, *[0] * after]], device=self._device),
+                input_ids=torch.tensor([padded], device=self._device),
                 past_key_values=run.sequence.cache,
                 use_cache=True,
                 **{name: value for name, value in options.items() if name in self._accepted},
             )
-            end = output.logits.shape[1] - after
+            end = output.logits.shape[1] - (size - count)
             rows = output.logits[0, end - run.rows : end, : self.vocabulary_size].float()
-            values, log_sums = (tensor.cpu().numpy() for tensor in (rows, rows.logsumexp(-1)))
+            logits = Logits(rows.cpu().numpy(), rows.logsumexp(-1).cpu().numpy())
         except (RuntimeError, IndexError) as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
-        seconds = perf_counter() - before
+        seconds = perf_counter() - begun
         self.seconds += seconds
         self.costs.record(size, seconds, count * start)
-        return Logits(values, log_sums)
+        return logits
 
     def _padded(self, count: int, unpadded: bool) -> int:
         """The number of tokens after padding: one of the shapes, or a multiple of the largest."""
