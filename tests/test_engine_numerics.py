@@ -13,14 +13,14 @@ from test_engine_cache import CLOSE, F32
 from test_engine_head import write_head
 
 from specdemo.convert.weights import compressed
-from specdemo.engine import cost_measurement, invariance, numerics, profile
+from specdemo.engine import cost_measurement, numerics, profile
 from specdemo.engine import model as models
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
-from specdemo.engine.invariance import measure_invariance
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.model import PagedModel
+from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
@@ -148,7 +148,7 @@ def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
     six, shapes, tiny_llama_pair, monkeypatch
 ):
     monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
-    known = profile.TargetProfile(F32, Invariance(64, 0.0, 2), {1: 1.0, 6: six})
+    known = profile.ModelProfile(F32, Invariance(64, 0.0, 2), {1: 1.0, 6: six})
     files, core = PairFiles(tiny_llama_pair.target), ov.Core()
     model, _ = numerics.open_target(files, core, known=known)
     assert model.settings.fixed_shapes == getattr(numerics, shapes)
@@ -181,20 +181,20 @@ def test_the_preparation_ends_with_any_amount_of_memory(
     [found] = remembered
     exact = found.targets["exact"]
     assert exact.measured and {1, 16} < exact.costs.keys() and exact.attention >= 0
-    assert found.draft_step > 0
+    assert found.draft.costs[1] > 0
     engine.close()
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, found = numerics.open_target(PairFiles(tiny_llama_pair.target), ov.Core())
-    assert found.tokens >= invariance.LEAST_USEFUL
+    assert found.tokens >= numerics.LEAST_USEFUL
     assert found.threads == model.threads > 0
 
 
 def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
-    monkeypatch.setattr(invariance, "CHECK_SECONDS", 0)
+    monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
     model = PagedModel(tiny_llama_pair.target, CLOSE)
-    assert measure_invariance(model).tokens == invariance.LEAST_USEFUL
+    assert measure_invariance(model).tokens == numerics.LEAST_USEFUL
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, mo
     run = models.Instance.run
     seen = []
 
-    def noting(self, parts, *rest):
-        seen.append(parts[-1])
-        return run(self, parts, *rest)
+    def noting(self, layout, states):
+        seen.append(layout.parts[-1])
+        return run(self, layout, states)
 
     monkeypatch.setattr(models.Instance, "run", noting)
     model = PagedModel(tiny_llama_pair.target, CLOSE)

@@ -15,7 +15,7 @@ from toy_session import ToySession
 from traces import race_trace
 
 from specdemo.bench.costs import predicted_speedups
-from specdemo.engine.profile import Invariance, Profile, TargetProfile
+from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
@@ -282,13 +282,13 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download"
     assert "17.2 GB of memory (more than here), 7.3 GB to download" in titles["dolly-7b"]
-    flat = TargetProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
+    flat = ModelProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
     about = {
         "machine": hardware.describe(),
         "target": f"{embedded.TARGET} 1",
         "devices": "CPU, CPU",
     }
-    measured.write("profile", about, Profile({"exact": flat}, draft_step=0.001))
+    measured.write("profile", about, Profile({"exact": flat}, ModelProfile(costs={1: 0.001})))
     # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
     titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"

@@ -19,7 +19,7 @@ from specdemo.bench.tuning import tune
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement, numerics
 from specdemo.engine.engine import PairFiles
-from specdemo.engine.profile import Invariance, Profile, TargetProfile
+from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import disk, hardware, measured
 from specdemo.host.measured import DraftResult, TuningResult
@@ -234,8 +234,8 @@ def test_a_pair_beside_a_model_is_refused_and_beside_a_draft_is_not(field):
 # What is measured once is remembered.
 
 MEASURED = Profile(
-    {"exact": TargetProfile((("A", "1"),), Invariance(64, 0.0, 2), {1: 0.01}, "2026-01-01")},
-    draft_step=0.002,
+    {"exact": ModelProfile((("A", "1"),), Invariance(64, 0.0, 2), {1: 0.01}, "2026-01-01")},
+    draft=ModelProfile(costs={1: 0.002}),
     acceptance={"lookup": [(1.0, 2.0)] * 9},
 )
 FILES = PairFiles(Path("target.xml"))
@@ -300,7 +300,7 @@ def test_costs_that_were_measured_beside_other_work_are_measured_again(
         with Session(tiny_llama_pair, background=False) as session:
             session.prepare()
             profile = session._engine.profile
-            return [profile.targets["exact"].costs, profile.draft_costs]
+            return [profile.targets["exact"].costs, profile.draft.costs]
 
     calls = count(step=100)
     monkeypatch.setattr(cost_measurement, "BUSY_SHARE", 2.0)  # never reached
@@ -318,6 +318,6 @@ def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
         return capsys.readouterr().out
 
     assert "forwards of 1 to 64 tokens" in (shown := output()) and "10.0" in shown
-    assert json.loads(output("--json", "-"))[0]["profile"]["draft_step"] == 0.002
+    assert json.loads(output("--json", "-"))[0]["profile"]["draft"]["costs"] == {"1": 0.002}
     assert "files dropped: 1" in output("--forget")
     assert json.loads(output("--json", "-")) == []

@@ -20,7 +20,7 @@ from toy import ToyModel
 
 from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.messages import ModelSettings, Run
-from specdemo.engine.profile import Invariance, Profile, TargetProfile
+from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Event, Question
@@ -35,13 +35,9 @@ TARGET_SECONDS, DRAFT_SECONDS = 0.01, 0.001
 LOGIT = 20.0  # of the token that a toy model prefers; all others have 0
 ANSWER, END = "<|answer|>", "<|end|>"
 _COSTS = dict.fromkeys((1, 8, 16), TARGET_SECONDS)
-_TARGET = TargetProfile((("TOY", "1"),), Invariance(16, 0.0, 1, True, True), _COSTS, "2026-01-01")
-PROFILE = Profile(
-    {"exact": _TARGET},
-    draft_step=DRAFT_SECONDS,
-    draft_costs=dict.fromkeys((1, 8, 16), DRAFT_SECONDS),
-    draft_properties=_TARGET.properties,
-)
+_TARGET = ModelProfile((("TOY", "1"),), Invariance(16, 0.0, 1, True, True), _COSTS, "2026-01-01")
+_DRAFT = ModelProfile(_TARGET.properties, costs=dict.fromkeys(_COSTS, DRAFT_SECONDS))
+PROFILE = Profile({"exact": _TARGET}, _DRAFT)
 _FILES = tempfile.TemporaryDirectory()
 TARGET, DRAFT, TOKENIZER = (Path(_FILES.name, name) for name in ("target.xml", "draft.xml", "json"))
 for _model in (TARGET, DRAFT):

@@ -4,7 +4,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Lock
@@ -132,14 +132,13 @@ class Engine:
         policy = self._targets["exact"].policy
         rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
         known = self._known
-        costs, change, _ = policy.draft.lasting
-        if not costs:
-            costs, change = known.draft_costs, known.draft_change
-        step = costs.get(1, known.draft_step)
-        properties = known.draft_properties
+        costs, change, attention = policy.draft.lasting
+        draft = known.draft
+        if costs:
+            draft = replace(draft, costs=costs, change=change, attention=attention)
         if isinstance(self._draft, PrefixCache):
-            properties = self._draft.model.settings.properties
-        return Profile(known.targets | targets, step, rates, costs, change, properties)
+            draft = replace(draft, properties=self._draft.model.settings.properties)
+        return Profile(known.targets | targets, draft, rates)
 
     def submit(
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
@@ -190,7 +189,6 @@ class Engine:
         if name != "exact":
             policy.draft = self._targets["exact"].policy.draft
         target = Target(name, model, prefixes, invariance, policy)
-        model.least_tokens = invariance.least_tokens
         if known is not None and known.costs:
             model.costs.learn(known.costs, known.change, known.attention, lasting=True)
             target.measured = known.measured
@@ -210,7 +208,7 @@ class Engine:
             ir = isinstance(source, Path)
             device = "CPU" if head else files.draft_device
             tried = source, device, files.kv_cache, ir, self.core
-            properties = known.draft_properties or numerics.candidates(*tried)[0]
+            properties = known.draft.properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
             vocabulary = DRAFT_VOCABULARY
@@ -225,8 +223,8 @@ class Engine:
             self._draft = self._caches["draft"] = PrefixCache(
                 draft, context=files.draft_context, translation=files.translation
             )
-        if known.draft_costs:
-            draft.costs.learn(known.draft_costs, known.draft_change, lasting=True)
+        if costs := known.draft.costs:
+            draft.costs.learn(costs, known.draft.change, known.draft.attention, lasting=True)
         for target in list(self._targets.values()):
             target.policy.draft = draft.costs
 

@@ -1,20 +1,25 @@
-"""Finds plugin settings with which logits do not depend on how many tokens run together.
-Speculative decoding is lossless in practice only with them (docs/reference/numerics.md)."""
+"""Finds plugin settings with which logits do not depend on how many tokens run together, and
+measures how far they do. Speculative decoding is lossless in practice only with them
+(docs/reference/numerics.md)."""
 
 import math
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 
+import numpy as np
 import openvino as ov
 
 from . import graph
+from .cache import KVSequence
 from .checkpoint import Checkpoint, PairFiles, weights_size
 from .draft_head import fractions
-from .invariance import LEAST_USEFUL, measure_invariance
-from .messages import Model, ModelSettings, Taps
+from .messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
 from .model import open_model
-from .profile import Invariance, Properties, TargetProfile
+from .profile import Invariance, ModelProfile, Properties
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
@@ -38,8 +43,20 @@ costs little beside a forward; for smaller ones forwards cost little."""
 
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-_NO_DYNAMIC = (GROUP, "0")
 LEAST_SHARED, MOST_SHARED = 32, 128  # activations that share a scale; 32 is the plugin's number
+
+CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}  # tokens of a forward
+REFERENCE_SIZE = 4  # tokens of the forwards with which those of other sizes are compared
+
+LEAST_USEFUL, CHECK_SECONDS = 8, 8.0
+"""The check goes on to larger sizes than LEAST_USEFUL until it has taken CHECK_SECONDS: with 3
+billion weights and no VNNI the largest two and their merging took 17 of its 26 s."""
+
+CONTEXT = 40  # tokens before those whose logits are compared
+CHUNKS = (0, 2, 9, 41)  # where they begin
+
+VERIFICATIONS = ((CONTEXT, 2), (21, 1), (9, 5))
+"""Of the requests that share a forward: tokens of context, and tokens verified after it."""
 
 
 def candidates(
@@ -59,8 +76,8 @@ def candidates(
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
     group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
     tried: list[Properties] = [(_F32, cache, group) for cache in caches]
-    # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
-    return tried if kv_cache == "u8" else [*tried, (_F32, caches[-1], _NO_DYNAMIC)]
+    # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
+    return tried if kv_cache == "u8" else [*tried, (_F32, caches[-1], (GROUP, "0"))]
 
 
 def activation_group(model: ov.Model) -> int:
@@ -80,28 +97,27 @@ def open_target(
     files: PairFiles,
     core: ov.Core,
     exact: bool = True,
-    known: TargetProfile | None = None,
+    known: ModelProfile | None = None,
     available: int = sys.maxsize,
 ) -> tuple[Model, Invariance]:
-    """Compile a target model with `available` bytes of memory free; gives it and its invariance.
+    """Compile a target model with `available` bytes of memory free; gives it, set to pad single
+    tokens where its invariance demands that, and its invariance.
     Fast numerics take the plugin's own setting. `exact` ones take the `known` setting, else the
     first candidate in which forwards of LEAST_USEFUL tokens agree, and single tokens agree or have
     a guard, else the last candidate. Raises ModelError."""
-    source = files.target
-    costs = known.costs if known else {}
+    source, costs = files.target, known.costs if known else {}
     six = min((costs[size] for size in costs if size >= 6), default=0)
     fine = six > FINE_COST_RATIO * costs.get(1, 0)
     shapes = fixed_shapes(source, FINE_SHAPES if fine else FIXED_SHAPES, available)
-    hidden = None
+    hidden, layers = None, files.head_layers
     if files.head is not None:
-        layers = files.head_layers
         hidden = Taps(layers, () if layers else fractions(files.head, core))
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
         tried, invariance = [known.properties], known.invariance
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
-        invariance = Invariance(0, 0.0, 0, merging=True, chunks=True)
+        invariance = Invariance(merging=True, chunks=True)
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
@@ -110,6 +126,7 @@ def open_target(
             invariance = measure_invariance(model)
             if invariance.tokens >= LEAST_USEFUL and (invariance.guard or not invariance.one_token):
                 break
+    model.least_tokens = invariance.least_tokens
     return model, invariance
 
 
@@ -122,3 +139,78 @@ def fixed_shapes(
     if not isinstance(source, Path) or size not in FIXED_SHAPE_WEIGHTS:
         return ()
     return shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
+
+
+def measure_invariance(model: Model) -> Invariance:
+    """Compare the logits of a made-up text between forwards of all sizes, bitwise. Takes a second,
+    with billions of weights about ten. Sets `model.least_tokens` to what was found."""
+    size = CONTEXT + max(CHECKED_SIZES)
+    text = np.random.default_rng(0).integers(0, model.vocabulary_size, size).tolist()
+    tokens = text[CONTEXT:]
+    with model.new_sequence() as context:
+        model.least_tokens = 1
+        model.forward([Run(context, text[:CONTEXT], 1)])
+        equal, one_token = _equal_sizes(model, context, tokens)
+        invariance = Invariance(equal, one_token, model.threads)
+        model.least_tokens = invariance.least_tokens
+        merging = equal > 0 and _can_merge(model, context, tokens, equal)
+        chunks = equal > PREFILL_CHUNK and _equal_chunks(model, context, tokens)
+        return replace(invariance, merging=merging, chunks=chunks)
+
+
+def _equal_sizes(model: Model, context: KVSequence, tokens: list[int]) -> tuple[int, float]:
+    """The largest size up to which forwards give the same logits of `tokens` after `context`, 0 if
+    none do; and by how much those of single tokens differ."""
+    began = perf_counter()
+
+    def first_rows(size: int) -> np.ndarray:
+        """Logits of the first tokens, `size` a forward: at most [LEAST_USEFUL, vocabulary]."""
+        rows = []
+        with model.fork(context, context.length) as sequence:
+            for begin in range(0, max(LEAST_USEFUL - size, 0) + 1, size):
+                piece = tokens[begin : begin + size]
+                # Padded to the size that is cheapest at the moment, single tokens would seem equal.
+                run = Run(sequence, piece, size, stepwise=True, unpadded=True)
+                rows.append(model.forward([run])[0].rows.copy())
+        return np.concatenate(rows)[:LEAST_USEFUL]
+
+    reference = first_rows(REFERENCE_SIZE)
+    one_token = float(np.abs(first_rows(1) - reference).max())
+    equal = 0
+    # Kernels are chosen by the number of threads too.
+    for size in sorted(CHECKED_SIZES | ({model.threads} & set(range(2, max(CHECKED_SIZES))))):
+        if equal >= LEAST_USEFUL and perf_counter() - began > CHECK_SECONDS:
+            break
+        rows = first_rows(size)
+        if not np.array_equal(rows, reference[: len(rows)]):
+            break
+        equal = size
+    return equal, one_token
+
+
+def _equal_chunks(model: Model, context: KVSequence, tokens: list[int]) -> bool:
+    """Whether a chunk of a prompt and the shorter ones in CHUNKS give the same logits."""
+    rows = []
+    for begins in ((0,), CHUNKS):
+        with model.fork(context, context.length) as sequence:
+            for begin, end in pairwise((*begins, PREFILL_CHUNK)):
+                [logits] = model.forward([Run(sequence, tokens[begin:end], 1)])
+            rows.append(logits.rows.copy())
+    return np.array_equal(rows[0], rows[1])
+
+
+def _can_merge(model: Model, context: KVSequence, tokens: list[int], largest: int) -> bool:
+    """Whether requests that share a forward of `largest` tokens get the logits that each gets by
+    itself: VERIFICATIONS, and a prompt that begins beside them."""
+    with ExitStack() as sequences:
+        runs = []
+        for length, size in VERIFICATIONS:
+            sequence = sequences.enter_context(model.fork(context, length))
+            runs.append(Run(sequence, tokens[:size], size, stepwise=True))
+        prompt = tokens[: max(largest - sum(size for _, size in VERIFICATIONS), 2)]
+        runs.append(Run(sequences.enter_context(model.fork(context, 0)), prompt, 1))
+        together = [logits.rows.copy() for logits in model.forward(runs)]
+        for run in runs:
+            run.sequence.truncate(run.sequence.length - len(run.tokens))
+        separate = [model.forward([run])[0].rows.copy() for run in runs]
+    return all(map(np.array_equal, together, separate))

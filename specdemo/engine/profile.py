@@ -14,9 +14,9 @@ class Invariance:
     With `merging` a request gets the same bits in a shared forward as by itself, with `chunks` a
     prompt does whatever the lengths of its chunks."""
 
-    tokens: int
-    one_token: float
-    threads: int
+    tokens: int = 0
+    one_token: float = 0.0
+    threads: int = 0
     merging: bool = False
     chunks: bool = False
 
@@ -52,14 +52,14 @@ class Invariance:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetProfile:
-    """Measurements of a target model in one setting of numerics. `costs` are seconds of a forward
-    by its number of tokens, without context; `change` what a change of that number adds;
-    `attention` what each token of its context adds to a row; `measured` their date (ISO 8601)."""
+class ModelProfile:
+    """Measurements of a model in one setting. `costs` are seconds of a forward by its number of
+    tokens, without context; `change` what a change of that number adds; `attention` what each token
+    of its context adds to a row; `measured` their date (ISO 8601)."""
 
-    properties: Properties
-    invariance: Invariance
-    costs: dict[int, float]
+    properties: Properties = ()
+    invariance: Invariance = Invariance()
+    costs: dict[int, float] = field(default_factory=dict)
     measured: str = ""
     attention: float = 0.0
     change: float = 0.0
@@ -67,13 +67,10 @@ class TargetProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measurements of a pair: target models by numerics ("exact", "fast"), the seconds of a draft
-    step (0: not measured), and for each source of draft tokens the (accepted, seen) of each band of
-    confidence and of the total."""
+    """Measurements of a pair: target models by numerics ("exact", "fast"), the draft model or head,
+    whose invariance is not measured, and for each source of draft tokens the (accepted, seen) of
+    each band of confidence and of the total."""
 
-    targets: dict[str, TargetProfile] = field(default_factory=dict)
-    draft_step: float = 0.0
+    targets: dict[str, ModelProfile] = field(default_factory=dict)
+    draft: ModelProfile = ModelProfile()
     acceptance: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    draft_costs: dict[int, float] = field(default_factory=dict)
-    draft_change: float = 0.0
-    draft_properties: Properties = ()

@@ -22,7 +22,7 @@ from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run, Runner
 from .model_drafters import ModelDrafter
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
-from .profile import Invariance, TargetProfile
+from .profile import Invariance, ModelProfile
 from .rounds import Logprobs, Round
 from .sampling import Sampling, distribution
 
@@ -57,11 +57,11 @@ class Target:
         return f"{self.name} on {settings.device} ({how}): {self.invariance}"
 
     @property
-    def profile(self) -> TargetProfile:
+    def profile(self) -> ModelProfile:
         properties = self.model.settings.properties
         seconds, change, attention = self.model.costs.lasting
         measured = self.measured if seconds else ""
-        return TargetProfile(properties, self.invariance, seconds, measured, attention, change)
+        return ModelProfile(properties, self.invariance, seconds, measured, attention, change)
 
 
 @dataclass

@@ -141,7 +141,7 @@ class Pair:
         seconds = np.minimum.accumulate([*costs.values()][::-1])[::-1]
         drafted = np.arange(9)  # tokens in a round
         verify = np.interp(drafted + 1, [*costs], seconds) * _relative_cost(self.target)
-        step = profile.draft_step
+        step = profile.draft.costs.get(1, 0.0)
         if self.draft and not self.embedded:
             step = seconds[0] * _relative_cost(self.draft)
         speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
