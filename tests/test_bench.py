@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import charts, genai_peer, peers
-from specdemo.bench.bench_page import page
+from specdemo.audit import genai_peer, peers
+from specdemo.bench import charts
+from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import bench, summary_of, tables
+from specdemo.bench.report import BenchReport, bench, summary_of, tables
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -51,13 +52,13 @@ class FakePeer:
         return [(self.tokens, self.seconds)]
 
 
-def report_of(prompts=PROMPTS, session=None, **more) -> dict:
+def report_of(prompts=PROMPTS, session=None, **more) -> BenchReport:
     *_, report = bench(session or FakeSession(), prompts, SETTINGS, **more)
     return report
 
 
 @pytest.fixture(scope="module")
-def report() -> dict:
+def report() -> BenchReport:
     return report_of(repeats=2, peers=[FakePeer()])
 
 
@@ -91,18 +92,18 @@ def test_speedups_are_total_time_over_total_time():
     ]
     measured = [SimpleNamespace(prompt=PROMPTS[0], figures=f, identical=True) for f in figures]
     summary = summary_of(measured)
-    assert summary["speedup"] == summary["speedup_by_task"]["qa"] == 2.0, "not the mean, 2.67"
-    assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
+    assert summary.speedup == summary.speedup_by_task["qa"] == 2.0, "not the mean, 2.67"
+    assert summary.worst_prompt_speedup == pytest.approx(4 / 3)
 
 
 def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where():
     session = FakeSession()
     session.differs_at = 5
     report = report_of([SimpleNamespace(id="empty", task="qa", instruction=" "), *PROMPTS], session)
-    assert [row["id"] for row in report["rows"]] == [prompt.id for prompt in PROMPTS]
-    assert report["rows"][0]["identical"] is False
-    assert "is empty" in report["details"]["skipped"]["empty"]
-    difference = report["details"]["differences"]["one"]
+    assert [row["id"] for row in report.rows] == [prompt.id for prompt in PROMPTS]
+    assert report.rows[0]["identical"] is False
+    assert "is empty" in report.details.skipped["empty"]
+    difference = report.details.differences["one"]
     assert all(part in difference for part in ("token 6", "'other '", "0.25 logits"))
 
 
@@ -110,8 +111,8 @@ def test_a_report_without_a_prompt_has_no_figures():
     report = report_of(
         [SimpleNamespace(id="empty", task="qa", instruction=" ")], peers=[FakePeer()]
     )
-    summary = report["summary"]
-    assert [summary[name] for name in ("speedup", "identical", "prompts")] == [None, None, 0]
+    summary = report.summary
+    assert (summary.speedup, summary.identical, summary.prompts) == (None, None, 0)
     assert "No prompt was finished" in page(report)
 
 
@@ -119,16 +120,14 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
     html = page(report)
     assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
     assert HOSTILE not in html
-    data = json.loads(as_json(report))
-    by_task, by_position, time_spent, by_peer = (chart["data"] for chart in charts.of_report(data))
-    total = data["details"]["total"]
-    assert by_task[0]["y"] == [*data["summary"]["speedup_by_task"].values()]
-    assert by_task[1]["y"] == [row["speedup"] for row in data["rows"]]
-    assert by_task[0]["x"][1].startswith("&lt;/script&gt;&lt;script&gt;")
-    assert by_position[0]["y"] == [total["accepted"] / total["examined"]]
-    drafting = time_spent[1]["y"][0]
-    assert drafting == pytest.approx(1e3 * total["draft_seconds"] / total["decoded"])
-    assert by_peer[0]["y"][-1] == data["peers"]["fake/speculative"]["tokens_per_s"]
+    by_task, by_position, time_spent, by_peer = (c.data for c in charts.charts_of(report))
+    total = report.details.total
+    assert list(by_task[0].y) == [*report.summary.speedup_by_task.values()]
+    assert list(by_task[1].y) == [row["speedup"] for row in report.rows]
+    assert by_task[0].x[1].startswith("&lt;/script&gt;&lt;script&gt;")
+    assert list(by_position[0].y) == [total.accepted / total.examined]
+    assert time_spent[1].y[0] == pytest.approx(1e3 * total.draft_seconds / total.decoded)
+    assert by_peer[0].y[-1] == report.peers["fake/speculative"]["tokens_per_s"]
 
 
 # Peers
@@ -138,7 +137,7 @@ def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token()
     ids = tuple(range(1, 10))
     fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
     others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
-    peers = report_of(PROMPTS[:1], peers=[*others, fast])["peers"]
+    peers = report_of(PROMPTS[:1], peers=[*others, fast]).peers
     assert peers["fake/speculative"]["settings"] == {"variant": "fast"}
     assert peers["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
     assert peers["fake/speculative"]["identical"] is True
@@ -149,7 +148,7 @@ def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
     report = report_of(peers=[FakePeer(), FakePeer("llama-cpp/autoregressive", tokens=(1,) * 11)])
     first, *others = tables(report)["Summary"]
     assert first[""] == "autoregressive, relative to llama-cpp/autoregressive"
-    assert first["is"] == pytest.approx(report["summary"]["autoregressive_tokens_per_s"] / 20)
+    assert first["is"] == pytest.approx(report.summary.autoregressive_tokens_per_s / 20)
     assert not any("relative" in row[""] for row in others)
 
 
@@ -158,8 +157,8 @@ def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(faili
     prompts = [BenchPrompt(str(number), "qa", f"Question {number}") for number in range(4)]
     fakes = [FakePeer(failing=[prompts[failing].instruction]), FakePeer("fake/good")]
     report = report_of(prompts, peers=fakes)
-    assert len(report["rows"]) == 4 and list(report["peers"]) == ["fake/good"]
-    assert "no reason" in report["details"]["skipped"]["fake/speculative (K=2)"]
+    assert len(report.rows) == 4 and list(report.peers) == ["fake/good"]
+    assert "no reason" in report.details.skipped["fake/speculative (K=2)"]
 
 
 LLAMA_SERVER = """#!{python}
@@ -303,32 +302,30 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
 
 def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
     single, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
-    assert "lengths" not in single and single["rows"] == report_of()["rows"]
-    places = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several["rows"]]
+    assert "lengths" not in vars(single) and single.rows == report_of().rows
+    places = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several.rows]
     assert places == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
-    assert [row["max_new_tokens"] for row in several["lengths"]] == [3, 6]
-    for figures in several["lengths"]:
+    assert [row["max_new_tokens"] for row in several.lengths] == [3, 6]
+    for figures in several.lengths:
         limit = figures["max_new_tokens"]
-        rows = [row for row in several["rows"] if row["max_new_tokens"] == limit]
+        rows = [row for row in several.rows if row["max_new_tokens"] == limit]
         baseline, ours = (
             sum(row[f"{way}_s"] for row in rows) for way in ("autoregressive", "speculative")
         )
         assert figures["speculative_s"] == pytest.approx(ours / 2)
         assert figures["speedup"] == pytest.approx(baseline / ours) and figures["identical"]
     assert tables(several)["Answer lengths"][1]["answers"] == 2
-    assert not tables(single)["Answer lengths"]
+    assert "Answer lengths" not in tables(single)
 
 
 def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios():
-    report = json.loads(as_json(report_of(PROMPTS[:1], lengths=(3, 6))))
-    drawn = charts.of_report(report)[0]["data"]
-    ours = {way: [row[f"{way}_s"] for row in report["lengths"]] for way in charts.WAYS}
-    assert {bars["name"]: bars["x"] for bars in drawn} == ours
-    names = [[name.split("<br>")[0] for name in bars["y"]] for bars in drawn]
+    report = report_of(PROMPTS[:1], lengths=(3, 6))
+    drawn = charts.charts_of(report)[0].data
+    ours = {way: [row[f"{way}_s"] for row in report.lengths] for way in charts.WAYS}
+    assert {bars.name: list(bars.x) for bars in drawn} == ours
+    names = [[name.split("<br>")[0] for name in bars.y] for bars in drawn]
     assert names == [["3 tokens", "6 tokens"]] * 2
-    beside_the_paper = charts.wall_clock(
-        [row | {"max_new_tokens": 40} for row in report["lengths"]]
-    )
-    [speculative] = [bars for bars in beside_the_paper["data"] if bars["name"] == "speculative"]
-    assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in speculative["y"])
+    beside_the_paper = charts.wall_clock([row | {"max_new_tokens": 40} for row in report.lengths])
+    [speculative] = [bars for bars in beside_the_paper.data if bars.name == "speculative"]
+    assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in speculative.y)
     assert page(report).count('class="plotly-graph-div"') == 4

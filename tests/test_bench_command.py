@@ -7,10 +7,10 @@ import dataclasses
 import json
 
 import pytest
-from test_bench_audit import accept_everything
+from test_audit import accept_everything
 
 from specdemo import cli
-from specdemo.bench import properties
+from specdemo.audit import properties
 from specdemo.commands import audit, bench
 from specdemo.engine import decode
 from specdemo.runs.session import Session
@@ -29,7 +29,7 @@ def loaded(short_session, monkeypatch):
         monkeypatch.setattr(module, "load_pair", lambda choice: short_session.loaded)
     opened = contextlib.nullcontext(short_session)
     monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
-    monkeypatch.setattr(properties, "FEW", 2)
+    monkeypatch.setattr(properties, "MAX_CASES", 2)
 
 
 def test_bench_measures_every_length_and_writes_a_page_beside_its_json(capsys, tmp_path):

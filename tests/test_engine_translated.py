@@ -17,8 +17,9 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
-from specdemo.bench.engines import OwnEngine
-from specdemo.bench.properties import Plan, cell_of
+from specdemo.audit.comparison import Plan, Subject
+from specdemo.audit.own_engine import OwnEngine
+from specdemo.audit.properties import cell_of
 from specdemo.convert import exporting, ir
 from specdemo.engine.model_drafters import LOOKAHEAD
 from specdemo.errors import BadInput
@@ -170,7 +171,7 @@ def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
 def test_it_is_audited_with_the_shared_coupling(pair):
     plan = Plan((), WANTED, 40, ["sampling"])
     with Session(pair) as session:
-        cell = cell_of("sampling", OwnEngine(session, "model"), plan, {})
+        cell = cell_of("sampling", Subject(OwnEngine(session, "model")), plan)
     assert not cell.failures and set(cell.p_values) == {"shared"}
     assert cell.p_value > 0.001
 

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "specdemo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    "start cli commands ui bench training server api runs pairs text convert host options errors "
-    "engine"
+    "start cli commands ui bench audit training server api runs pairs text convert host "
+    "options errors engine"
 ).split()
 """A room, or a file beside the rooms, imports only those to its right."""
 
@@ -60,3 +60,8 @@ def test_a_class_name_occurs_once():
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     names = Counter(node.name for node in nodes)
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_audit_knows_the_engine_only_through_its_adapter():
+    users = {path.name for path in FILES if room_of(path) == "audit" and "engine" in imports(path)}
+    assert users == {"own_engine.py"}

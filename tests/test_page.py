@@ -19,10 +19,10 @@ import pytest
 from fakes import FakeSession, page_server
 from test_page_saved import PLAIN, ROUND, SAVED, largest_run
 
-from specdemo.bench.load_test import started
 from specdemo.bench.report import WAYS
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
+from specdemo.host.server_process import started
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace, to_json

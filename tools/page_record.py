@@ -70,7 +70,7 @@ def record_benchmark() -> None:
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with closing(Session(load_pair(find_pair("embedded")))) as session:
         *_, last = map(json.loads, benchmark.measure(session, Question("", Settings())))
-    report = last["report"] | {"commit": commit.strip()}
+    report = last["report"] | {"commit": commit.strip(), "charts": last["charts"]}
     benchmark.RECORDED.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(last["sentence"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
-from specdemo.bench.load_test import started
+from specdemo.host.server_process import started
 
 QUESTION = "Explain the difference between fission and fusion"
 TURNS = 8

@@ -1,1 +1,1 @@
-"""Measures what speculative decoding saves and tests that it is lossless, beside other engines."""
+"""Measures what speculative decoding saves, beside other engines; load tests; `tune`."""

@@ -1,233 +1,196 @@
-"""The charts that page and report share, as Plotly figures in JSON's terms: no package is needed to
-make one. Colours and words are those of the whole project."""
+"""The charts of a benchmark by Plotly, and its HTML page."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from pathlib import Path
 from typing import Any
 
-from specdemo.bench.report import PAPER, WAYS, token_milliseconds
+from specdemo.audit.report_page import (
+    AUTOREGRESSIVE,
+    GREEN,
+    GREY,
+    PAPER_COLOUR,
+    PINK,
+    SPECULATIVE,
+    Figure,
+    label,
+    render,
+)
+from specdemo.bench.report import (
+    PAPER,
+    WAYS,
+    BenchReport,
+    LengthsReport,
+    Row,
+    tables,
+    token_milliseconds,
+)
 
-SPECULATIVE, AUTOREGRESSIVE, PAPERS = "#0072B2", "#64748b", "#9a6700"
-"""Colours; blue and slate differ in brightness too."""
-
-GREEN, PINK, GREY = "#009E73", "#CC79A7", "#888"
+COLOURS = {"speculative": SPECULATIVE, "autoregressive": AUTOREGRESSIVE}
+EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"
-
-Figure = dict[str, Any]
-Report = dict[str, Any]
-UNITY = {"type": "line", "line": {"color": AUTOREGRESSIVE, "dash": "dot"}}
-"""A line where both ways are equally fast."""
+PAPER_MARK = "the paper's dolly-v2-12b, on its machine"
 
 
-def wall_clock(lengths: Sequence[Report]) -> Figure:
+def page(report: BenchReport) -> str:
+    template = Path(__file__).with_name("bench.html.j2")
+    return render(template, charts_of(report), **vars(report), tables=tables(report))
+
+
+def charts_of(report: BenchReport) -> list[Figure]:
+    """All charts of the report of `bench`."""
+    charts = [wall_clock(report.lengths)] if isinstance(report, LengthsReport) else []
+    if report.rows:
+        charts += [by_task(report), by_position(report), time_spent(report)]
+    return charts + ([beside_peers(report)] if report.peers else [])
+
+
+def wall_clock(lengths: Sequence[Row]) -> Figure:
     """Bars of the decoding seconds of a report's `lengths`, with the ratios of both ways, and those
     of the paper, whose seconds come from another machine and another pair."""
+    import plotly.express as px
+
     names = []
     for row in lengths:
         name = f"{row['max_new_tokens']} tokens<br>{row['speedup']:.2f} times as fast"
         if both := PAPER.get(row["max_new_tokens"]):
             name += f"<br>(paper: {both[0] / both[1]:.2f})"
         names.append(name)
-    bars = []
-    for way, colour in (("speculative", SPECULATIVE), ("autoregressive", AUTOREGRESSIVE)):
-        seconds = [row[f"{way}_s"] for row in lengths]
-        bars.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": way,
-                "y": names,
-                "x": seconds,
-                "texttemplate": "%{x:.2f} s",
-                "textposition": "outside",
-                "cliponaxis": False,
-                "marker": {"color": colour},
-                "hovertemplate": f"%{{y}}, {way}: %{{x:.2f}} s<extra></extra>",
-            }
-        )
+    figure = px.bar(
+        {"": names, **{way: [row[f"{way}_s"] for row in lengths] for way in COLOURS}},
+        x=list(COLOURS),
+        y="",
+        orientation="h",
+        barmode="group",
+        color_discrete_map=COLOURS,
+        height=90 + 70 * len(lengths),
+        template="none",
+    )
+    figure.update_traces(
+        texttemplate="%{x:.2f} s",
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}, %{fullData.name}: %{x:.2f} s<extra></extra>",
+    )
     longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
-    return {
-        "data": bars,
-        "layout": {
-            "xaxis": {"title": {"text": "seconds of decoding"}, "range": [0, 1.15 * longest]},
-            "yaxis": {"autorange": "reversed", "automargin": True},
-            "barmode": "group",
-            "height": 90 + 70 * len(lengths),
-            "margin": {"t": 20, "b": 50},
-            "legend": {"traceorder": "reversed"},
-        },
-    }
+    figure.update_xaxes(title="seconds of decoding", range=[0, 1.15 * longest])
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(
+        margin={"t": 20, "b": 50}, legend={"traceorder": "reversed", "title": None}
+    )
+    return figure
 
 
-def by_prompt(rows: Sequence[Report]) -> Figure:
+def by_prompt(rows: Sequence[Row]) -> Figure:
     """The speed-up of each prompt of a report: a dot a race, a line from the least to the largest,
     and for the lengths of the paper its ratio."""
-    ranges: Figure = {"x": [], "y": []}
-    dots: Figure = {"x": [], "y": []}
-    papers: Figure = {"x": [], "y": []}
+    import plotly.express as px
+
+    dots, lines = [], []
     for row in rows:
         name, races = label(row["id"]), row.get("speedups") or [row["speedup"]]
-        ranges["x"] += [min(races), max(races), None]
-        ranges["y"] += [name] * 3
-        dots["x"] += races
-        dots["y"] += [name] * len(races)
+        dots += [(name, speedup, "one race") for speedup in races]
+        lines += [(name, min(races)), (name, max(races)), (name, None)]
         if row.get("paper"):
             baseline, seconds = PAPER[row["paper"]]
-            papers["x"].append(baseline / seconds)
-            papers["y"].append(name)
-    marks = {"type": "scatter", "mode": "markers"}
-    data: list[Figure] = [
+            dots.append((name, baseline / seconds, PAPER_MARK))
+    prompts, speedups, marks = zip(*dots, strict=True)
+    figure = px.scatter(
+        {"": prompts, TIMES: speedups, "mark": marks},
+        x=TIMES,
+        y="",
+        color="mark",
+        symbol="mark",
+        color_discrete_map={"one race": SPECULATIVE, PAPER_MARK: PAPER_COLOUR},
+        symbol_map={"one race": "circle", PAPER_MARK: "diamond-open"},
+        height=140 + 26 * len(rows),
+        template="none",
+    )
+    figure.update_traces(marker_size=10, hovertemplate=f"%{{y}}: %{{x:.2f}} {TIMES}<extra></extra>")
+    names, ends = zip(*lines, strict=True)
+    line = {"color": SPECULATIVE, "width": 2}
+    figure.add_scatter(x=ends, y=names, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    figure.data = figure.data[::-1]  # the dots cover the lines
+    figure.add_vline(1, line=EQUAL)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(type="category", autorange="reversed", automargin=True)
+    return figure.update_layout(margin_t=12, legend_title=None)
+
+
+def by_task(report: BenchReport) -> Figure:
+    figure = _columns(report.summary.speedup_by_task, "Speed-up by task", TIMES, ".2f")
+    figure.add_scatter(
+        x=[label(row["task"]) for row in report.rows],
+        y=[row["speedup"] for row in report.rows],
+        text=[label(row["id"]) for row in report.rows],
+        mode="markers",
+        marker={"color": AUTOREGRESSIVE, "size": 8},
+        showlegend=False,
+    )
+    return figure.add_hline(1, line=EQUAL)
+
+
+def by_position(report: BenchReport) -> Figure:
+    counts = report.details.positions
+    rates = {str(n): accepted / examined for n, (accepted, examined) in enumerate(counts, start=1)}
+    title = "Acceptance by position in the draft"
+    figure = _columns(rates, title, "accepted", ".0%", GREEN)
+    hovertext = [f"{accepted} of {examined} examined" for accepted, examined in counts]
+    return figure.update_traces(hovertext=hovertext)
+
+
+def time_spent(report: BenchReport) -> Figure:
+    import plotly.express as px
+
+    milliseconds = token_milliseconds(report)
+    del milliseconds["speculative decoding"]  # the sum of its parts
+    return px.bar(
         {
-            **ranges,
-            "type": "scatter",
-            "mode": "lines",
-            "line": {"color": SPECULATIVE, "width": 2},
-            "hoverinfo": "skip",
-            "showlegend": False,
+            "": ["autoregressive", "speculative", "speculative", "speculative"],
+            "part": list(milliseconds),
+            "milliseconds": list(milliseconds.values()),
         },
-        {
-            **dots,
-            **marks,
-            "name": "one race",
-            "marker": {"color": SPECULATIVE, "size": 9, "opacity": 0.75},
-            "hovertemplate": f"%{{y}}: %{{x:.2f}} {TIMES}<extra></extra>",
-        },
-    ]
-    if papers["x"]:
-        data.append(
-            {
-                **papers,
-                **marks,
-                "name": "the paper's dolly-v2-12b, on its machine",
-                "marker": {"color": PAPERS, "size": 11, "symbol": "diamond-open"},
-                "hovertemplate": f"the paper: %{{x:.2f}} {TIMES}<extra></extra>",
-            }
-        )
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": TIMES}, "rangemode": "tozero"},
-            "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
-            "shapes": [UNITY | {"x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}],
-            "height": 140 + 26 * len(rows),
-        },
+        x="",
+        y="milliseconds",
+        color="part",
+        color_discrete_sequence=[AUTOREGRESSIVE, GREEN, SPECULATIVE, PINK],
+        title="Where the time of a token goes",
+        text_auto=".3g",
+    )
+
+
+def beside_peers(report: BenchReport) -> Figure:
+    summary = report.summary
+    rates = {
+        "specdemo/autoregressive": summary.autoregressive_tokens_per_s,
+        "specdemo/speculative": summary.speculative_tokens_per_s,
+        **{name: peer["tokens_per_s"] for name, peer in report.peers.items()},
     }
+    title = "Beside other engines on the same files"
+    figure = _columns(rates, title, "tokens a second", ".1f")
+    return figure.update_traces(
+        marker_color=[AUTOREGRESSIVE, SPECULATIVE, *[GREY] * len(report.peers)]
+    )
 
 
-def of_report(report: Report) -> list[Figure]:
-    """All charts of the report of `bench`."""
-    charts = [wall_clock(report["lengths"])] if report.get("lengths") else []
-    if report["rows"]:
-        charts += [by_task(report), by_position(report), time_spent(report)]
-    return charts + ([peers(report)] if report["peers"] else [])
-
-
-def by_task(report: Report) -> Figure:
-    rows = report["rows"]
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [label(row["task"]) for row in rows],
-        "y": [row["speedup"] for row in rows],
-        "text": [label(row["id"]) for row in rows],
-        "marker": {"color": AUTOREGRESSIVE, "size": 8},
-    }
-    bars = _bars(report["summary"]["speedup_by_task"], SPECULATIVE, ".2f")
-    chart = _columns("Speed-up by task", TIMES, bars, dots)
-    chart["layout"]["shapes"] = [UNITY | {"y0": 1, "y1": 1, "xref": "paper", "x0": 0, "x1": 1}]
-    return chart
-
-
-def by_position(report: Report) -> Figure:
-    counts = report["details"]["positions"]
-    rates = {str(n): accepted / seen for n, (accepted, seen) in enumerate(counts, start=1)}
-    bars = _bars(rates, GREEN, ".0%")
-    bars["hovertext"] = [f"{accepted} of {seen} examined" for accepted, seen in counts]
-    return _columns("Acceptance by position in the draft", "accepted", bars)
-
-
-def time_spent(report: Report) -> Figure:
-    baseline, _, *parts = token_milliseconds(report).items()
-    bars = [_bars({WAYS[0]: baseline[1]}, AUTOREGRESSIVE, ".3g", baseline[0])]
-    for (name, spent), colour in zip(parts, (GREEN, SPECULATIVE, PINK), strict=True):
-        bars.append(_bars({WAYS[1]: spent}, colour, ".3g", name))
-    return _columns("Where the time of a token goes", "milliseconds", *bars)
-
-
-def peers(report: Report) -> Figure:
-    rates = {f"specdemo/{way}": report["summary"][f"{way}_tokens_per_s"] for way in WAYS}
-    rates |= {name: peer["tokens_per_s"] for name, peer in report["peers"].items()}
-    bars = _bars(rates, [AUTOREGRESSIVE, SPECULATIVE, *[GREY] * len(report["peers"])], ".1f")
-    return _columns("Beside other engines on the same files", "tokens a second", bars)
-
-
-def distances(rows: Sequence[Report]) -> Figure:
-    """How far the draws of an audit's rows are from their distribution, beside the mean distance of
-    right draws."""
-    names = [
-        label(f"{row['engine']}, {row['method']}") + f"<br>{label(row['pair'])}" for row in rows
-    ]
-    places = list(range(len(rows)))  # shortened names may be equal
-    cells = [row["cells"]["sampling"] for row in rows]
-    distance = {
-        "type": "bar",
-        "orientation": "h",
-        "name": "these draws",
-        "y": places,
-        "x": [cell["tv_distance"] for cell in cells],
-        "marker": {"color": [PINK if cell["result"] == "fail" else SPECULATIVE for cell in cells]},
-    }
-    floor = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "right draws, on average",
-        "y": places,
-        "x": [cell["tv_noise_floor"] for cell in cells],
-        "marker": {"color": PAPERS, "symbol": "line-ns", "size": 20, "line": {"width": 3}},
-    }
-    return {
-        "data": [distance, floor],
-        "layout": {
-            "xaxis": {"title": {"text": "total variation distance"}, "hoverformat": ".3f"},
-            "yaxis": {
-                "tickvals": places,
-                "ticktext": names,
-                "autorange": "reversed",
-                "automargin": True,
-            },
-            "height": 150 + 40 * len(rows),
-            "margin": {"t": 20},
-            "legend": {"orientation": "h", "y": -0.25},
-        },
-    }
-
-
-def _columns(title: str, y: str, *data: Figure) -> Figure:
-    return {
-        "data": data,
-        "layout": {
-            "title": {"text": title},
-            "xaxis": {"type": "category", "automargin": True},
-            "yaxis": {"title": {"text": y}, "rangemode": "tozero", "hoverformat": ".3g"},
-            "barmode": "stack",
-            "showlegend": any("name" in trace for trace in data),
-        },
-    }
-
-
-def _bars(
-    values: Mapping[str, float | None], colour: str | list[str], form: str, name: str = ""
+def _columns(
+    values: Mapping[str, float | None], title: str, y: str, form: str, colour: str = SPECULATIVE
 ) -> Figure:
-    bars = {
-        "type": "bar",
-        "x": list(map(label, values)),
-        "y": list(values.values()),
-        "texttemplate": f"%{{y:{form}}}",
-        "marker": {"color": colour},
-    }
-    return bars | ({"name": name} if name else {})
+    import plotly.express as px
+
+    figure = px.bar(
+        {"": list(map(label, values)), y: list(values.values())},
+        x="",
+        y=y,
+        title=title,
+        text_auto=form,
+        color_discrete_sequence=[colour],
+    )
+    return figure.update_xaxes(type="category")
 
 
-def label(text: str) -> str:
-    """At most 40 characters, escaped: Plotly's labels interpret a subset of HTML."""
-    return escape(text if len(text) <= 40 else text[:39] + "…", quote=False)
+def as_data(figure: Figure) -> dict[str, Any]:
+    """A figure as plain JSON with lists of numbers, for a page's own Plotly."""
+    data = figure.to_plotly_json()
+    for encoded, trace in zip(data["data"], figure.data, strict=True):
+        encoded |= {axis: list(trace[axis]) for axis in "xy"}
+    return {"data": data["data"], "layout": data["layout"]}

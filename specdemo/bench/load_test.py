@@ -2,26 +2,18 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from pathlib import Path
-from types import SimpleNamespace
+from contextlib import closing
 from typing import Any
 
 import httpx
 import numpy as np
 
 from specdemo.errors import RequestFailed
-
-ROOT = Path(__file__).resolve().parents[2]
 
 DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The other inputs of the endpoint, from the draft length to the numerics."""
@@ -104,44 +96,3 @@ def at_rest(url: str) -> dict[str, Any]:
             break
         time.sleep(0.1)
     return health
-
-
-@contextmanager
-def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
-    """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
-    ready, its `url`, its `process`, and `output`, which returns its output."""
-    from specdemo.server.request_guard import bound_socket
-
-    with bound_socket("127.0.0.1", 0) as probe:
-        port = str(probe.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    full = [sys.executable, *command, "--host", "127.0.0.1", "--port", port]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(full, stdout=log, stderr=log, cwd=ROOT, env=env) as process,
-    ):
-
-        def output() -> str:
-            log.seek(0)
-            return log.read()
-
-        try:
-            while not _ready(url):
-                if process.poll() is not None:
-                    last = output().splitlines()[-1:]
-                    raise RequestFailed(f"The server ended before it was ready. {' '.join(last)}")
-                time.sleep(0.25)
-            yield SimpleNamespace(url=url, process=process, output=output)
-        finally:
-            process.terminate()
-
-
-def _ready(url: str) -> bool:
-    try:
-        health = httpx.get(f"{url}/health", timeout=5).json()
-    except (httpx.HTTPError, ValueError):
-        return False
-    if health["status"] == "failed":
-        raise RequestFailed("The server could not load its models.")
-    return health["status"] == "ready" and not health.get("preparing")

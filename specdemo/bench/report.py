@@ -1,23 +1,18 @@
-"""Runs a benchmark as one generator. Its report is a dict, as in JSON, and tables."""
+"""Runs a benchmark. Its report is data, as in JSON, and tables."""
 
 import json
-import platform
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from statistics import median_low
 from time import perf_counter
 from typing import Any
 
-from specdemo import __version__
-from specdemo.bench.peers import Answer, Peer
+from specdemo.audit.peers import Peer, TimedAnswer
+from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.hardware import describe
 from specdemo.host.terminal import Progress, Table
-from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -34,9 +29,10 @@ from specdemo.runs.trace import (
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
-PACKAGES = "openvino tokenizers numpy".split()
-IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
 WAYS = ("autoregressive", "speculative")
+
+Row = dict[str, Any]
+"""A row of a table, as in the JSON."""
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 """Seconds by new tokens, (autoregressive, speculative), in arXiv 2311.04951: dolly-v2-12b with the
@@ -44,6 +40,55 @@ draft dolly-v2-3b, K = 5, on its authors' machine. Ratios compare with those of 
 seconds do not."""
 
 PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSummary:
+    """Ratios of totals, never means of rates. What is per token has the keys of WAYS."""
+
+    speedup: float | None
+    speedup_by_task: dict[str, float | None]
+    worst_prompt_speedup: float | None
+    autoregressive_tokens_per_s: float | None
+    speculative_tokens_per_s: float | None
+    acceptance_rate: float | None
+    tokens_per_round: float | None
+    identical: bool | None
+    prompts: int
+    outside_inference_fraction: float | None
+    cpu_seconds_per_token: dict[str, float | None]
+    joules_per_token: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """`differences` by prompt, in words; `skipped`: why a prompt or a peer was left out;
+    `positions`: (accepted, examined) of the first, second, ... draft token of a round."""
+
+    differences: dict[str, str]
+    skipped: dict[str, str]
+    repeats: int
+    total: Summary
+    positions: list[tuple[int, int]]
+    created: str
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class BenchReport(ReportHeader):
+    """`rows` is a table of prompts, `peers` has a row for each engine and method."""
+
+    rows: list[Row]
+    summary: BenchSummary
+    peers: dict[str, Row]
+    details: Details
+
+
+@dataclass(kw_only=True)
+class LengthsReport(BenchReport):
+    """Of several answer lengths, with a row for each."""
+
+    lengths: list[Row]
 
 
 @dataclass
@@ -64,8 +109,7 @@ class RacedPrompt:
         return all(trace.identical for trace in self.traces)
 
     @property
-    def row(self) -> dict[str, Any]:
-        """The row of a report."""
+    def row(self) -> Row:
         figures = self.figures
         return {
             "id": self.prompt.id,
@@ -80,14 +124,6 @@ class RacedPrompt:
         }
 
 
-def head(pair: PairInfo | None, settings: Settings) -> dict[str, Any]:
-    """What every report begins with: the machine, versions, pair and settings."""
-    versions = {"specdemo": __version__, "python": platform.python_version()}
-    imported = [name for name in IF_IMPORTED if name.replace("-", "_") in sys.modules]
-    versions |= {package: metadata.version(package) for package in [*PACKAGES, *imported]}
-    return {"machine": describe(), "versions": versions, "pair": pair, "settings": settings}
-
-
 def bench(
     session: Session,
     prompts: Sequence[BenchPrompt],
@@ -96,67 +132,65 @@ def bench(
     lengths: Sequence[int] = (),
     repeats: int = 1,
     peers: Sequence[Peer] = (),
-) -> Iterator[Progress | dict[str, Any]]:
-    """Run `prompts`. Yields Progress, counted in prompts, before each step, and last the report.
-
-    A row has the medians of `repeats` runs of a prompt. With several `lengths` (in place of the
-    settings' longest answer, tokens) a prompt has a row for each, with `max_new_tokens`, and the
-    report `lengths`."""
+) -> Iterator[Progress | BenchReport]:
+    """Run `prompts`, `repeats` times each. Yields Progress, counted in prompts, before each step,
+    and last the report. With several `lengths` (in place of the settings' longest answer, tokens) a
+    prompt has a row for each."""
+    began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
         RacedPrompt(prompt, replace(settings, max_new_tokens=limit))
         for prompt in prompts
         for limit in limits
     ]
-    begun, total = perf_counter(), 1 + len(work)
-    skipped: dict[str, str] = {}
-    measured: list[RacedPrompt] = []
-    others = PeerAnswers(peers, skipped)
-
+    total, skipped = 1 + len(work), dict[str, str]()
+    answers = PeerAnswers(peers, skipped)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     yield Progress("warming up", 0, total)
     list(session.ask(Question(WARM_UP, short, baseline=True)))
-    for variant in others.ask(WARM_UP, short):
+    for variant in answers.ask(WARM_UP, short):
         yield Progress(variant, 0, total)
-    others.forget()
+    answers.forget()
+    raced = []
     for done, item in enumerate(work, start=1):
-        name, instruction = item.prompt.id, item.prompt.instruction
+        name = item.prompt.id
         yield Progress(f"{item.prompt.task}: {name}", done, total)
-        race = Question(instruction, item.settings, baseline=True)
+        race = Question(item.prompt.instruction, item.settings, baseline=True)
         try:
             item.traces = [trace_of(session.ask(race)) for _ in range(repeats)]
         except BadInput as error:
             skipped[name] = str(error)
             continue
-        measured.append(item)
-        for variant in others.ask(instruction, item.settings):
+        raced.append(item)
+        for variant in answers.ask(item.prompt.instruction, item.settings):
             yield Progress(f"{variant}: {name}", done, total)
-        if len(measured) == PILOT_PROMPTS:
-            others.keep_fastest()
+        if len(raced) == PILOT_PROMPTS:
+            answers.keep_fastest()
 
-    traces = [trace for item in measured for trace in item.traces]
-    report = head(traces[-1].pair if traces else session.info, settings)
-    report["rows"] = [item.row for item in measured]
-    report["summary"] = summary_of(measured)
-    if len(limits) > 1:
-        report["lengths"] = by_length(measured)
-        for row, item in zip(report["rows"], measured, strict=True):
-            row["max_new_tokens"] = item.settings.max_new_tokens
+    traces = [trace for item in raced for trace in item.traces]
     # Two engines draw different random numbers: sampled answers are not compared.
-    ours = None if settings.temperature else [item.traces[-1].token_ids for item in measured]
-    report["peers"] = others.figures(ours)
-    different = [(item, trace) for item in measured for trace in item.traces if not trace.identical]
-    report["details"] = {
-        "differences": {
-            item.prompt.id: describe_difference(trace) for item, trace in reversed(different)
-        },
-        "skipped": skipped,
-        "repeats": repeats,
-        "total": combined(item.figures for item in measured),
-        "positions": acceptance_by_position(traces),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": perf_counter() - begun,
-    }
+    ours = None if settings.temperature else [item.traces[-1].token_ids for item in raced]
+    different = [(item, trace) for item in raced for trace in item.traces if not trace.identical]
+    report = BenchReport(
+        pair=traces[-1].pair if traces else session.info,
+        settings=settings,
+        rows=[item.row for item in raced],
+        summary=summary_of(raced),
+        peers=answers.rows(ours),
+        details=Details(
+            {item.prompt.id: describe_difference(trace) for item, trace in reversed(different)},
+            skipped,
+            repeats,
+            combined(item.figures for item in raced),
+            acceptance_by_position(traces),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            perf_counter() - began,
+        ),
+    )
+    if len(limits) > 1:
+        for row, item in zip(report.rows, raced, strict=True):
+            row["max_new_tokens"] = item.settings.max_new_tokens
+        report = LengthsReport(**vars(report), lengths=by_length(raced))
     yield report
 
 
@@ -165,7 +199,7 @@ class PeerAnswers:
     `skipped` with the reason."""
 
     def __init__(self, peers: Sequence[Peer], skipped: dict[str, str]):
-        self._answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+        self._answers: dict[Peer, list[TimedAnswer]] = {peer: [] for peer in peers}
         self._skipped = skipped
 
     def ask(self, instruction: str, settings: Settings) -> Iterator[str]:
@@ -189,66 +223,61 @@ class PeerAnswers:
         fastest = [peer for peer in self._answers if best.get(peer.title) is peer]
         self._answers = {peer: self._answers[peer] for peer in fastest}
 
-    def figures(self, ours: Sequence[tuple[int, ...]] | None) -> dict[str, Any]:
-        """The `peers` of a report; `identical` to our answers `ours`, if these are compared."""
+    def rows(self, ours: Sequence[tuple[int, ...]] | None) -> dict[str, Row]:
+        """By name; `identical` to our answers `ours`, if these are compared."""
         self.keep_fastest()
-        return {
-            peer.title: {
+        rows = {}
+        for peer, answers in self._answers.items():
+            ids = [ids for ids, _ in answers]
+            rows[peer.title] = {
                 "tokens_per_s": self._tokens_per_s(peer),
                 "settings": peer.facts,
-                "identical": None if ours is None else self._identical(peer, ours),
+                "identical": None if ours is None else ids == list(ours[: len(ids)]),
             }
-            for peer in self._answers
-        }
+        return rows
 
     def _tokens_per_s(self, peer: Peer) -> float:
         """Decoding tokens per second: the first token of an answer comes from prefill."""
         tokens = sum(len(ids) - 1 for ids, _ in self._answers[peer])
         return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
 
-    def _identical(self, peer: Peer, ours: Sequence[tuple[int, ...]]) -> bool:
-        theirs = [ids for ids, _ in self._answers[peer]]
-        return theirs == list(ours[: len(theirs)])
 
-
-def summary_of(measured: Sequence[RacedPrompt]) -> dict[str, Any]:
-    """The summary of a report: ratios of totals, never means of rates."""
-    figures = [item.figures for item in measured]
+def summary_of(raced: Sequence[RacedPrompt]) -> BenchSummary:
+    figures = [item.figures for item in raced]
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
-    for item, summary in zip(measured, figures, strict=True):
+    for item, summary in zip(raced, figures, strict=True):
         tasks.setdefault(item.prompt.task, []).append(summary)
-    return {
-        "speedup": total.speedup,
-        "speedup_by_task": {task: combined(each).speedup for task, each in tasks.items()},
-        "worst_prompt_speedup": min(
-            filter(None, (summary.speedup for summary in figures)), default=None
-        ),
-        "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
-        "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
-        "acceptance_rate": total.acceptance_rate,
-        "tokens_per_round": over(total.decoded, total.decode_rounds),
-        "identical": all(item.identical for item in measured) if measured else None,
-        "prompts": len(measured),
-        "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
-        "cpu_seconds_per_token": {
+    speedups = [summary.speedup for summary in figures if summary.speedup]
+    return BenchSummary(
+        speedup=total.speedup,
+        speedup_by_task={task: combined(each).speedup for task, each in tasks.items()},
+        worst_prompt_speedup=min(speedups, default=None),
+        autoregressive_tokens_per_s=total.baseline_tokens_per_second,
+        speculative_tokens_per_s=over(total.decoded, total.decode_seconds),
+        acceptance_rate=total.acceptance_rate,
+        tokens_per_round=over(total.decoded, total.decode_rounds),
+        identical=all(item.identical for item in raced) if raced else None,
+        prompts=len(raced),
+        outside_inference_fraction=over(total.outside_seconds, total.decode_seconds),
+        cpu_seconds_per_token={
             "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
             "speculative": over(total.cpu_seconds, total.decoded),
         },
-        "joules_per_token": {
+        joules_per_token={
             "autoregressive": over(total.baseline_joules, total.baseline_decoded),
             "speculative": over(total.joules, total.decoded),
         },
-    }
+    )
 
 
-def by_length(measured: Sequence[RacedPrompt]) -> list[dict[str, Any]]:
+def by_length(raced: Sequence[RacedPrompt]) -> list[Row]:
     """For each longest answer: mean seconds of decoding, ratio of totals."""
-    lengths = []
-    for limit in dict.fromkeys(item.settings.max_new_tokens for item in measured):
-        same = [item for item in measured if item.settings.max_new_tokens == limit]
+    rows = []
+    for limit in dict.fromkeys(item.settings.max_new_tokens for item in raced):
+        same = [item for item in raced if item.settings.max_new_tokens == limit]
         total, count = combined(item.figures for item in same), len(same)
-        lengths.append(
+        rows.append(
             {
                 "max_new_tokens": limit,
                 "answers": count,
@@ -259,39 +288,42 @@ def by_length(measured: Sequence[RacedPrompt]) -> list[dict[str, Any]]:
                 "identical": all(item.identical for item in same),
             }
         )
-    return lengths
+    return rows
 
 
-def tables(report: dict[str, Any]) -> dict[str, Table]:
-    """A report's tables by title, the most important one first."""
-    data = json.loads(as_json(report))
-    summary, details = data["summary"], data["details"]
-    cpu, by_task = summary.pop("cpu_seconds_per_token"), summary.pop("speedup_by_task").items()
-    joules = summary.pop("joules_per_token")
+def tables(report: BenchReport) -> dict[str, Table]:
+    """A report's tables by title, the most important one first, without empty ones."""
+    details, summary = report.details, report.summary
+    figures = asdict(summary)
+    cpu, joules = figures.pop("cpu_seconds_per_token"), figures.pop("joules_per_token")
+    by_task = figures.pop("speedup_by_task")
     # First how good our baseline is: a weak one flatters the speed-up.
     ratios = {
         f"autoregressive, relative to {name}": over(
-            summary["autoregressive_tokens_per_s"] or 0, peer["tokens_per_s"]
+            summary.autoregressive_tokens_per_s or 0, peer["tokens_per_s"]
         )
-        for name, peer in data["peers"].items()
+        for name, peer in report.peers.items()
         if name.endswith("/autoregressive")
     }
-    summary = ratios | summary
-    own: dict[str, Any] = {"settings": {}, "identical": None}
     ours = {
-        f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in WAYS
+        f"specdemo/{way}": {
+            "tokens_per_s": figures[f"{way}_tokens_per_s"],
+            "settings": {},
+            "identical": None,
+        }
+        for way in WAYS
     }
-    peers = ours | data["peers"] if data["peers"] else {}
-    facts = {"machine": data["machine"]}
-    facts |= {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
-    facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
-    parted = details["differences"]
-    return {
-        "Summary": [{"": name.replace("_", " "), "is": value} for name, value in summary.items()],
-        "Answer lengths": [{**row, "": ""} for row in data.get("lengths", ())],
-        "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
+    facts = {"machine": report.machine}
+    facts |= {name: _listed(getattr(report, name)) for name in ("pair", "settings", "versions")}
+    facts |= {name: getattr(details, name) for name in ("repeats", "created", "seconds")}
+    rows: dict[str, Table] = {
+        "Summary": [
+            {"": name.replace("_", " "), "is": value} for name, value in (ratios | figures).items()
+        ],
+        "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
+        "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task.items()],
         "Time of a token": [
-            {"": name, "milliseconds": spent} for name, spent in token_milliseconds(data).items()
+            {"": name, "milliseconds": spent} for name, spent in token_milliseconds(report).items()
         ],
         "What else it saves": [
             {
@@ -302,24 +334,29 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
             for way in WAYS
         ],
         "Other engines on the same files": [
-            {"": name, **peer, "settings": _listed(peer["settings"])}
-            for name, peer in peers.items()
+            {"": name, **row, "settings": _listed(row["settings"])}
+            for name, row in (ours | report.peers).items()
+            if report.peers
         ],
         "How this was measured": [{"": name, "is": value} for name, value in facts.items()],
-        "Prompts": [{**row, "": parted.get(row["id"], "")} for row in data["rows"]],
-        "Left out": [{"": id, "because": reason} for id, reason in details["skipped"].items()],
+        "Prompts": [{**row, "": details.differences.get(row["id"], "")} for row in report.rows],
+        "Left out": [{"": id, "because": reason} for id, reason in details.skipped.items()],
+    }
+    return {title: table for title, table in rows.items() if table}
+
+
+def token_milliseconds(report: BenchReport) -> dict[str, float | None]:
+    """Milliseconds per token: of both WAYS, and of the parts of speculative decoding."""
+    summary, total = report.summary, report.details.total
+    return {
+        "autoregressive decoding": over(1e3, summary.autoregressive_tokens_per_s),
+        "speculative decoding": over(1e3, summary.speculative_tokens_per_s),
+        "drafting": over(1e3 * total.draft_seconds, total.decoded),
+        "verifying": over(1e3 * total.verify_seconds, total.decoded),
+        "outside inference": over(1e3 * total.outside_seconds, total.decoded),
     }
 
 
-def token_milliseconds(data: dict[str, Any]) -> dict[str, float | None]:
-    """Milliseconds per token: of both WAYS, and of the parts of speculative decoding."""
-    summary, total = data["summary"], data["details"]["total"]
-    spent = {f"{way} decoding": over(1e3, summary[f"{way}_tokens_per_s"]) for way in WAYS}
-    parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}
-    for name, part in parts.items():
-        spent[name] = over(1e3 * total[f"{part}_seconds"], total["decoded"])
-    return spent
-
-
-def _listed(values: dict[str, Any]) -> str:
+def _listed(value: Any) -> str:
+    values = json.loads(as_json(value))
     return ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)

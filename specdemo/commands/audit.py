@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.bench.prompts import BenchPrompt, PromptOptions
+from specdemo.bench.prompts import PromptOptions
 from specdemo.commands.shared import (
     answer_options,
     check_output,
@@ -29,18 +28,11 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
 
 if TYPE_CHECKING:
-    from specdemo.bench.engines import AuditedEngine
+    from specdemo.audit.auditor import AuditReport
+    from specdemo.audit.engines import AuditedEngine
     from specdemo.runs.session import Session
 
-MANNERS = (
-    "",
-    " Be brief.",
-    " Give reasons.",
-    " Use a list.",
-    " Be formal.",
-    " Use rhymes.",
-    " Joke.",
-)
+MANNERS = "| Be brief.| Give reasons.| Use a list.| Be formal.| Use rhymes.| Joke.".split("|")
 """Endings that make more prompts of those of a set."""
 
 EngineName = Annotated[
@@ -75,15 +67,12 @@ class AuditOptions(PromptOptions):
         False, "the server promises the same answer for a seed with and without drafts"
     )
 
-    def cases(self) -> tuple[BenchPrompt, ...]:
-        """As many prompts as --limit says; a set with fewer is asked in several manners."""
-        prompts, limit = self.read(), self.limit or 0
-        more = [
-            BenchPrompt(f"{prompt.id}{manner}", prompt.task, prompt.instruction + manner)
-            for manner in MANNERS
-            for prompt in prompts
-        ]
-        return tuple(more[: max(limit, len(prompts))])
+    def cases(self) -> list[str]:
+        """As many instructions as --limit says; those of a smaller set are asked in several
+        manners."""
+        prompts = self.read()
+        cases = [prompt.instruction + manner for manner in MANNERS for prompt in prompts]
+        return cases[: max(self.limit or 0, len(prompts))]
 
 
 @click.command()
@@ -93,24 +82,25 @@ def audit(
     options: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
     check_output(options.html, "--html")
-    from specdemo.bench import auditor, properties
-    from specdemo.bench.report import head
+    from specdemo.audit.auditor import AuditReport, audit
+    from specdemo.audit.comparison import Plan
+    from specdemo.audit.draws import MAX_TOP_K
+    from specdemo.audit.report_page import versions
 
-    if settings.top_k > properties.MAX_TOP_K:
-        most = properties.MAX_TOP_K
-        raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {most}.")
-    if options.resume and (json_file in (None, "-") or not Path(json_file or "").is_file()):
+    if settings.top_k > MAX_TOP_K:
+        raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")
+    file = None if json_file in (None, "-") else Path(json_file or "")
+    if options.resume and not (file and file.is_file()):
         raise BadInput("--resume needs --json with the file of an earlier report.")
-    only = options.only or get_args(PropertyName)
-    plan = properties.Plan(options.cases(), settings, options.draws, only)
-    report: dict[str, Any] = {"rows": [], "left_out": {}}
-    if options.resume:
-        report = json.loads(Path(json_file or "").read_text(encoding="utf-8"))
+    plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
+    report = AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
+    if options.resume and file:
+        report.resume(file.read_text(encoding="utf-8"))
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:
             engines: Iterator[AuditedEngine] = _server(options)
-            info, pair = None, ""
+            pair = ""
         else:
             from specdemo.pairs.registry import OWN
             from specdemo.runs.session import Session
@@ -118,25 +108,22 @@ def audit(
             loaded = load_pair(choice)
             session = stack.enter_context(Session(loaded, threads=options.threads))
             loaded.check.require()
-            info = session.info
+            report.pair = info = session.info
             own = " with ".join(filter(None, (info.target, info.draft)))
             pair = own if info.name == OWN else info.name
             pair += f", {options.threads} threads" if options.threads else ""
-            engines = _engines(session, options, settings, report)
-        report |= head(info, settings)
-        report["prompts"], report["draws"] = len(plan.prompts), plan.draws
-        for event in auditor.audit(engines, plan, report, pair):
-            if isinstance(event, Progress):
-                bar(Progress(printable(event.text), event.done, event.total))
-            elif json_file not in (None, "-"):
-                write_json(as_json(event), json_file)
-    report["versions"] = head(info, settings)["versions"]  # with those imported since
+            engines = _engines(session, options, settings, report.left_out)
+        for progress in audit(engines, plan, report, pair):
+            bar(Progress(printable(progress.text), progress.done, progress.total))
+            if file:
+                write_json(as_json(report), str(file))
+    report.versions = versions()  # with those imported since
     write_report(report, json_file, _tables(report))
     if options.html:
-        from specdemo.bench.audit_page import page
+        from specdemo.audit.audit_page import page
 
-        Path(options.html).write_text(page(json.loads(as_json(report))), encoding="utf-8")
-    if any(auditor.failures(row) for row in report["rows"] if row["engine"] in OURS):
+        Path(options.html).write_text(page(report), encoding="utf-8")
+    if any(row.failures for row in report.rows if row.engine in OURS):
         raise RequestFailed("Speculative decoding changes the output.")
 
 
@@ -145,47 +132,48 @@ OURS = "specdemo", "server"
 
 
 def _server(options: AuditOptions) -> Iterator[AuditedEngine]:
-    from specdemo.bench.server_engine import ServerEngine
+    from specdemo.audit.server_engine import ServerEngine
 
     yield ServerEngine(options.server, options.server_baseline or None, options.server_seed)
 
 
 def _engines(
-    session: Session, options: AuditOptions, settings: Settings, report: dict[str, Any]
+    session: Session, options: AuditOptions, settings: Settings, left_out: dict[str, str]
 ) -> Iterator[AuditedEngine]:
-    """Ours, then the peers. One that cannot run is named in the report and on stderr."""
-    from specdemo.bench import engines, peers
-    from specdemo.bench.properties import DRAFT_TOKENS
+    """Ours, then the peers. One that cannot run is named in `left_out` and on stderr."""
+    from specdemo.audit import peers
+    from specdemo.audit.draws import DRAFT_TOKENS
+    from specdemo.audit.engines import imported
+    from specdemo.audit.own_engine import own_engines
 
-    yield from engines.own_engines(session, settings.drafter)
+    yield from own_engines(session, settings.drafter)
     properties = session.target_properties(settings.numerics)
     for name in options.peers or ():
         if ":" in name:
-            yield engines.imported(name)
+            yield imported(name)
             continue
         try:
             ways = list(peers.peers_of(name, session.loaded, properties))
         except (BadInput, MissingPackage) as error:
-            report["left_out"][name] = str(error)
+            left_out[name] = str(error)
             click.echo(f"{name} is left out: {error}", err=True)
             continue
-        report["left_out"].pop(name, None)
+        left_out.pop(name, None)
         yield from peers.audited(ways, settings.draft_tokens or DRAFT_TOKENS)
 
 
-def _tables(report: dict[str, Any]) -> dict[str, Table]:
-    from specdemo.bench.auditor import failures
-    from specdemo.bench.properties import PROPERTIES
+def _tables(report: AuditReport) -> dict[str, Table]:
+    from specdemo.audit.properties import PROPERTIES
 
-    results, wrong = [], []
-    for row in report["rows"]:
-        subject = {name: row[name] for name in ("engine", "method", "pair")}
+    results, failures = [], []
+    for row in report.rows:
+        subject = {"engine": row.engine, "method": row.method, "pair": row.pair}
         cells = {
-            title: row["cells"][name]["result"].replace("not offered", "-")
-            for name, (title, _) in PROPERTIES.items()
-            if name in row["cells"]
+            prop.title: row.cells[name].result.replace("not offered", "-")
+            for name, prop in PROPERTIES.items()
+            if name in row.cells
         }
         results.append(subject | cells)
-        for name, cell in failures(row).items():
-            wrong.append(subject | {"property": PROPERTIES[name][0], "why": cell["note"]})
-    return {"Who is lossless": results} | ({"Failures": wrong} if wrong else {})
+        for name, cell in row.failures.items():
+            failures.append(subject | {"property": PROPERTIES[name].title, "why": cell.note})
+    return {"Who is lossless": results, **({"Failures": failures} if failures else {})}

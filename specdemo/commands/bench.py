@@ -59,8 +59,8 @@ def bench(
     options: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
 ) -> None:
     check_output(options.html, "--html")
+    from specdemo.audit.peers import peers_of
     from specdemo.bench import report
-    from specdemo.bench.peers import peers_of
     from specdemo.runs.session import Session
 
     prompts = options.read()
@@ -77,13 +77,12 @@ def bench(
         ):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
-            else:
-                figures = event
-    tables = {title: table for title, table in report.tables(figures).items() if table}
-    write_report(figures, json_file, dict(reversed(tables.items())))
-    if not figures["rows"]:
+    assert isinstance(event, report.BenchReport)
+    tables = dict(reversed(report.tables(event).items()))
+    write_report(event, json_file, tables)
+    if not event.rows:
         raise RequestFailed("None of the prompts could be run.")
     if options.html:
-        from specdemo.bench.bench_page import page  # imports plotly
+        from specdemo.bench.charts import page
 
-        Path(options.html).write_text(page(figures), encoding="utf-8")
+        Path(options.html).write_text(page(event), encoding="utf-8")

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from specdemo.bench.load_test import level, started
+from specdemo.bench.load_test import level
 from specdemo.commands.shared import json_option, write_report
 from specdemo.errors import RequestFailed
+from specdemo.host.server_process import started
 from specdemo.host.terminal import show
 
 

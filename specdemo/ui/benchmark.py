@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.charts import by_prompt, wall_clock
+from specdemo.audit.report_page import ReportHeader
+from specdemo.bench.charts import as_data, by_prompt, wall_clock
 from specdemo.bench.prompts import read_prompts, spread
-from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, head, summary_of
+from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
 
-# The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it.
+# The report, with its `commit` and `charts`, that is shown before any run; `tools/page_record.py`
+# makes it.
 RECORDED = Path(__file__).parent / "static" / "benchmark.json"
 
 
@@ -90,7 +92,7 @@ def report(
     own = [item for item in raced if not item.paper]
     paper = [item for item in raced if item.paper]
     whole = {
-        **head(pair, settings),
+        **vars(ReportHeader(pair=pair, settings=settings)),
         "rows": rows,
         "lengths": by_length(paper),
         "turns": turns,
@@ -98,29 +100,31 @@ def report(
     }
     if own:
         whole["summary"] = summary_of(own)
-    return shown(json.loads(as_json(whole)))
+    whole = json.loads(as_json(whole))
+    return shown(whole, charts_of(whole))
 
 
-def shown(whole: dict[str, Any]) -> dict[str, Any]:
+def charts_of(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    charts = [wall_clock(whole["lengths"])] if whole["lengths"] else []
+    charts += [by_prompt(whole["rows"])] if whole["rows"] else []
+    return list(map(as_data, charts))
+
+
+def shown(whole: dict[str, Any], charts: list[dict[str, Any]]) -> dict[str, Any]:
     """The charts and the sentence of a report, and the report itself."""
     turns, pair = whole.get("turns") or [], whole["pair"]
     sentence = f"{pair['target']}, draft: {pair['draft'] or 'n-gram lookup'}, on {whole['machine']}"
     if turns:
         ends = f"{min(turns):.2f} to {max(turns):.2f}"
         sentence = f"{median(turns):.2f} times as fast ({ends} in {len(turns)} turns). {sentence}"
-    rows, lengths = whole["rows"], whole["lengths"]
-    charts = [wall_clock(lengths)] if lengths else []
-    return {
-        "sentence": sentence + ".",
-        "charts": charts + ([by_prompt(rows)] if rows else []),
-        "report": whole,
-    }
+    return {"sentence": sentence + ".", "charts": charts, "report": whole}
 
 
 def recorded() -> dict[str, Any]:
     """What is shown before a benchmark is run."""
     whole = json.loads(RECORDED.read_text("utf-8"))
-    parts = shown(whole)
+    charts = whole.pop("charts")
+    parts = shown(whole, charts)
     day = whole["details"]["created"][:10]
     parts["sentence"] = f"Recorded {day}, commit {whole['commit']}: {parts['sentence']}"
     return parts

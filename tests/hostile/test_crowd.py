@@ -15,9 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from specdemo.bench.load_test import ask, at_rest, level, started
+from specdemo.bench.load_test import ask, at_rest, level
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
+from specdemo.host.server_process import started
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))
 PROMPTS = [prompt.instruction for prompt in read_prompts() if len(prompt.instruction) < 400]

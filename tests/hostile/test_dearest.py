@@ -16,7 +16,8 @@ import psutil
 import pytest
 from test_page_saved import largest_run
 
-from specdemo.bench.load_test import ask, started
+from specdemo.bench.load_test import ask
+from specdemo.host.server_process import started
 
 BYTES = 762_000  # of a body for the embedded pair
 LONG = 2_000  # tokens

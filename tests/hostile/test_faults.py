@@ -14,7 +14,8 @@ import time
 import httpx
 import pytest
 
-from specdemo.bench.load_test import ROOT, ask, started
+from specdemo.bench.load_test import ask
+from specdemo.host.server_process import ROOT, started
 from specdemo.runs.trace import from_json
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"

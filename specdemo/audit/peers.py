@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdemo.bench.engines import (
+from specdemo.audit.engines import (
     OWN_PROPERTIES,
     AuditedEngine,
+    Case,
     Conversation,
     NotOffered,
-    Request,
+    PairEngine,
     Tokens,
-    messages,
-    text_of,
 )
-from specdemo.errors import MissingPackage, RequestFailed
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
@@ -42,17 +41,19 @@ LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3
 AUTOREGRESSIVE = "autoregressive"
 LOOKUP_NGRAM = 3
 ALL_OFFERED = frozenset({"sampling", "end", "stop", "schema", "penalties", "context"})
-Answer = tuple[tuple[int, ...], float]  # token ids with the stop token, seconds from first to last
-Generate = Callable[[int | None, list[list[int]], Settings], list[Answer]]
+TimedAnswer = tuple[tuple[int, ...], float]
+"""Token ids with the stop token, and the seconds from the first token to the last."""
+
+Generate = Callable[[int | None, list[list[int]], Settings], list[TimedAnswer]]
 """Answers prompts at once, with this draft length."""
 
 Logits = Callable[[list[int], list[int], int], np.ndarray]
-"""The logits, float32 [vocabulary], after a prompt and the first tokens of its answer, of which as
-many as the last argument says are in the last forward; NaN where the engine does not tell them."""
+"""The logits, float32 [vocabulary], after a prompt and the first tokens of its answer. The last
+forward runs as many tokens as the third argument. NaN where the engine does not tell a logit."""
 
 
 @dataclass(eq=False, kw_only=True)
-class Peer(AuditedEngine):
+class Peer(PairEngine):
     """One way in which the engine `name` runs a pair, by one `method`. `variant` distinguishes ways
     of the same method. `load` makes the pipeline at its first call; ways with another draft
     `length` share it. `baseline`: the engine's autoregressive way, for the audit."""
@@ -78,11 +79,13 @@ class Peer(AuditedEngine):
     def title(self) -> str:
         return f"{self.name}/{self.method}"
 
-    def answers(self, conversations: Sequence[Conversation], settings: Settings) -> list[Answer]:
+    def answers(
+        self, conversations: Sequence[Conversation], settings: Settings
+    ) -> list[TimedAnswer]:
         """Answers of requests that are active at once. Raises RequestFailed with the engine's
         message."""
         try:
-            return self.load()(self.length, list(map(self._prompt, conversations)), settings)
+            return self.load()(self.length, list(map(self.prompt, conversations)), settings)
         except NotOffered:
             raise
         except Exception as error:
@@ -95,23 +98,17 @@ class Peer(AuditedEngine):
         [answer] = self.generate_many([(conversation, settings)], speculative)
         return answer
 
-    def generate_many(self, requests: Sequence[Request], speculative: bool) -> list[Tokens]:
+    def generate_many(self, cases: Sequence[Case], speculative: bool) -> list[Tokens]:
         way = self if speculative or self.baseline is None else self.baseline
-        conversations, settings = [conversation for conversation, _ in requests], requests[0][1]
+        conversations, settings = [conversation for conversation, _ in cases], cases[0][1]
         return [tokens for tokens, _ in way.answers(conversations, settings)]
-
-    def text(self, tokens: Sequence[int | str]) -> str:
-        return text_of(self.loaded, tokens)
-
-    def prompt_tokens(self, conversation: Conversation) -> int:
-        return len(self._prompt(conversation))
 
     def margins(
         self, conversation: Conversation, tokens: Tokens, pair: Tokens
     ) -> tuple[float, float] | None:
         if self.logits is None:
             return None
-        prompt, ids = self._prompt(conversation), list(map(int, tokens))
+        prompt, ids = self.prompt(conversation), list(map(int, tokens))
         first, second = map(int, pair)
         try:
             short, long = (self.logits(prompt, ids, width) for width in (1, 8))
@@ -124,16 +121,12 @@ class Peer(AuditedEngine):
         for way in filter(None, (self, self.baseline)):
             way.load.cache_clear()
 
-    def _prompt(self, conversation: Conversation) -> list[int]:
-        turns = messages(conversation)
-        return list(self.loaded.template.render_chat(turns, self.loaded.tokenizer))
-
 
 def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """All ways of the engine, with our target's `properties`, each with every draft length of its
     method. Raises BadInput for a pair that the engine cannot run, MissingPackage."""
     module, function = ADAPTERS[engine].split(".")
-    ways = getattr(import_module(f"specdemo.bench.{module}"), function)
+    ways = getattr(import_module(f"specdemo.audit.{module}"), function)
     for way in ways(loaded, properties):
         for length in LENGTHS.get(way.method.removesuffix(OWN_PROPERTIES), (None,)):
             yield replace(way, length=length)
@@ -150,15 +143,22 @@ def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
             yield replace(way, baseline=baseline, length=way.length and length)
 
 
-def hf_tokenizer(folder: Path) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+def require_ir(loaded: LoadedPair, engine: str) -> Path:
+    """The target's IR. Raises BadInput if a model of the pair is a checkpoint."""
+    if not isinstance(loaded.target, Path) or not isinstance(loaded.draft, Path | None):
+        raise BadInput(f"--peers {engine} runs IR; on torch devices choose transformers.")
+    return loaded.target
 
 
 def require_package(module: str, engine: str, extra: str) -> None:
     if find_spec(module) is None:
         raise MissingPackage(f"--peers {engine} needs it: run `pip install -e .[{extra}]`.")
+
+
+def hf_tokenizer(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def sampling_options(settings: Settings, unlimited: int) -> dict[str, Any]:

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from specdemo.bench.engines import OWN_PROPERTIES, NotOffered
-from specdemo.bench.peers import (
+from specdemo.audit.engines import OWN_PROPERTIES, NotOffered
+from specdemo.audit.peers import (
     ALL_OFFERED,
     AUTOREGRESSIVE,
     LOOKUP_NGRAM,
-    Answer,
     Generate,
     Peer,
+    TimedAnswer,
     hf_tokenizer,
+    require_ir,
     require_package,
     sampling_options,
 )
-from specdemo.engine.checkpoint import Checkpoint
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import RequestFailed
 from specdemo.host.hardware import available_bytes
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
@@ -40,37 +40,30 @@ WAYS = (
 
 def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """OpenVINO GenAI: each way with our target's `properties`, then with the plugin's own."""
-    if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
-        raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
+    require_ir(loaded, "openvino-genai")
     require_package("openvino_genai", "openvino-genai", "peers")
-    target, draft = loaded.target, loaded.draft
     # Where our target runs with the plugin's own properties, both sets are the same.
     for suffix, chosen in {"": properties, **({OWN_PROPERTIES: {}} if properties else {})}.items():
-        for method, backend in WAYS if draft else WAYS[:-1]:
-            helper = draft if method == "speculative" else None
+        for method, backend in WAYS if loaded.draft else WAYS[:-1]:
             yield Peer(
                 loaded=loaded,
                 name="openvino-genai",
                 method=method + suffix,
                 variant=f"{backend} backend",
                 properties=chosen,
-                load=cache(partial(_load, loaded, target, helper, method, chosen, backend)),
+                load=cache(partial(_load, loaded, method, chosen, backend)),
                 offers=ALL_OFFERED | {"batch"},
                 logits=partial(ir_logits, loaded, tuple(chosen.items())),
             )
 
 
-def _load(
-    loaded: LoadedPair,
-    target: Path,
-    draft: Path | None,
-    method: str,
-    properties: dict[str, str],
-    backend: str,
-) -> Generate:
-    """The seconds of an Answer are from GenAI's own metrics."""
+def _load(loaded: LoadedPair, method: str, properties: dict[str, str], backend: str) -> Generate:
+    """The seconds of answers are from GenAI's own metrics."""
     import openvino_genai as genai
 
+    target = require_ir(loaded, "openvino-genai")
+    draft = loaded.draft if method == "speculative" else None
+    assert isinstance(draft, Path | None)
     size = sum(xml.with_suffix(".bin").stat().st_size for xml in (target, draft) if xml)
     needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
     if needed > 0.9 * free:
@@ -87,7 +80,9 @@ def _load(
     model_files = (str(target.parent), tokenizer) if tokenizer else (str(target.parent),)
     pipeline = genai.LLMPipeline(*model_files, loaded.device, **properties, **options)
 
-    def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
+    def generate(
+        length: int | None, prompts: list[list[int]], settings: Settings
+    ) -> list[TimedAnswer]:
         if (settings.stop or settings.json_schema) and tokenizer is None:
             raise NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
         config = genai.GenerationConfig(

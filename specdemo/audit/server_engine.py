@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from specdemo.bench.engines import (
+from specdemo.audit.engines import (
     AuditedEngine,
+    Case,
     Conversation,
     NotOffered,
-    Request,
     Tokens,
     messages,
 )
@@ -39,7 +39,7 @@ class ServerEngine(AuditedEngine):
         self.facts = {"server": url, "baseline": baseline}
         self._models: dict[str, str] = {}
         self._logprobs = True
-        self._likeliest: dict[tuple[Request, bool], list[dict[str, float]]] = {}
+        self._likeliest: dict[tuple[Case, bool], list[dict[str, float]]] = {}
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool

@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from specdemo.bench.engines import NotOffered
-from specdemo.bench.genai_peer import ir_logits
-from specdemo.bench.peers import (
+from specdemo.audit.engines import NotOffered
+from specdemo.audit.genai_peer import ir_logits
+from specdemo.audit.own_engine import torch_models
+from specdemo.audit.peers import (
     ALL_OFFERED,
     AUTOREGRESSIVE,
     LOOKUP_NGRAM,
-    Answer,
     Logits,
     Peer,
+    TimedAnswer,
     hf_tokenizer,
+    require_ir,
     require_package,
     sampling_options,
 )
 from specdemo.convert.ir import SOURCE
-from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
@@ -35,44 +36,34 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pee
     """transformers on the same checkpoints, or the GGUF file that a target was converted from. All
     methods share one copy of the weights, with the dtype in `properties`. A draft model that is not
     on a torch device is left out."""
-    checkpoint, device = loaded.target, loaded.device
-    if not isinstance(checkpoint, Checkpoint):
-        checkpoint, device = Checkpoint(checkpoint.with_name(SOURCE)), "torch:cpu"
-    if not checkpoint.path.exists():
+    target = loaded.target
+    path = target.with_name(SOURCE) if isinstance(target, Path) else target.path
+    if not path.exists():
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     require_package("transformers", "transformers", "torch")
-    from specdemo.engine import torch_model
-
-    target = torch_model.load_module(checkpoint, device, properties.get("dtype", "float32"))
-    draft = None
-    if isinstance(loaded.draft, Checkpoint):
-        fast = dict(torch_model.properties(loaded.draft_device, exact=False))
-        draft = torch_model.load_module(loaded.draft, loaded.draft_device, fast["dtype"])
-    elif loaded.draft is not None:
+    module, draft = torch_models(loaded, path, properties.get("dtype", "float32"))
+    if loaded.draft is not None and draft is None:
         why = "the draft model is on no torch device; name one with --draft-device."
         print(f"transformers/speculative was left out: {why}", file=sys.stderr)
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    models = _Models(loaded, folder, target, draft)
-    facts = {"dtype": str(target.dtype), "device": str(target.device)}
+    models = _Models(loaded, path if path.is_dir() else path.parent, module, draft)
+    facts = {"dtype": str(module.dtype), "device": str(module.device)}
     variant = facts["dtype"].removeprefix("torch.")
     yield from models.ways("transformers", variant, facts, models.logits)
 
 
 def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """optimum-intel on the same IR, with our target's properties."""
-    if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
-        raise BadInput("--peers optimum-intel runs IR; on torch devices choose transformers.")
+    files = require_ir(loaded, "optimum-intel")
     require_package("optimum", "optimum-intel", "export")
     from optimum.intel import OVModelForCausalLM
     from transformers import AutoConfig
 
-    def model(xml: Path) -> Any:
+    def model(xml: Any) -> Any:
         gguf = {"gguf_file": SOURCE} if xml.with_name(SOURCE).is_file() else {}
         config = AutoConfig.from_pretrained(xml.parent, **gguf)
         return OVModelForCausalLM.from_pretrained(xml.parent, config=config, ov_config=properties)
 
-    draft = loaded.draft and model(loaded.draft)
-    models = _Models(loaded, loaded.target.parent, model(loaded.target), draft)
+    models = _Models(loaded, files.parent, model(files), loaded.draft and model(loaded.draft))
     logits = partial(ir_logits, loaded, tuple(properties.items()))
     yield from models.ways("optimum-intel", "IR", properties, logits)
 
@@ -104,10 +95,12 @@ class _Models:
 
     def answers(
         self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[Answer]:
+    ) -> list[TimedAnswer]:
         return [self.answer(method, length, ids, settings) for ids in prompts]
 
-    def answer(self, method: str, length: int | None, ids: list[int], settings: Settings) -> Answer:
+    def answer(
+        self, method: str, length: int | None, ids: list[int], settings: Settings
+    ) -> TimedAnswer:
         """The seconds begin after the first round, but its tokens count. This favours the peer."""
         import torch
 

@@ -15,14 +15,15 @@ import toy
 from fakes import served
 
 from specdemo import cli
-from specdemo.bench import properties, server_engine
-from specdemo.bench.audit_page import page
-from specdemo.bench.auditor import LEAST_P_VALUE, audit, failures, judge
-from specdemo.bench.engines import AuditedEngine, NotOffered, imported
-from specdemo.bench.peers import Peer
-from specdemo.bench.peers import audited as audited_peers
+from specdemo.audit import draws, properties, server_engine
+from specdemo.audit.audit_page import page
+from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit
+from specdemo.audit.comparison import Cell, Plan, Subject
+from specdemo.audit.engines import AuditedEngine, NotOffered, imported
+from specdemo.audit.peers import Peer
+from specdemo.audit.peers import audited as audited_peers
+from specdemo.audit.properties import PROPERTIES, cell_of
 from specdemo.bench.prompts import read_prompts
-from specdemo.bench.properties import PROPERTIES, Plan, chi_square
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance
 from specdemo.engine.decode import Limits
@@ -33,9 +34,9 @@ from specdemo.engine.sampling import Sampling, distribution
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json
 
-PLAN = Plan(read_prompts()[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
+PROMPTS = [prompt.instruction for prompt in read_prompts()]
+PLAN = Plan(PROMPTS[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
 SMALL = dataclasses.replace(PLAN, prompts=PLAN.prompts[:2], draws=60)
 EVERY = frozenset(PROPERTIES) - {"greedy", "repeat"}
 SHARES = (0.4, 0.3, 0.2, 0.1)
@@ -53,12 +54,15 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
             dict(zip(exact, rng.multinomial(2000, [*exact.values()]).tolist(), strict=True))
         )
 
-    for test in (lambda: chi_square([drawn()], exact), lambda: chi_square([drawn(), drawn()], {})):
+    for test in (
+        lambda: draws.chi_square([drawn()], exact),
+        lambda: draws.chi_square([drawn(), drawn()], {}),
+    ):
         values, distances, floors = np.array([test() for _ in range(300)]).T
         assert 0.42 < values.mean() < 0.58 and (values < 0.1).mean() == pytest.approx(0.1, abs=0.05)
         assert distances.mean() == pytest.approx(floors.mean(), rel=0.05)
         assert floors.mean() < 0.05
-    assert chi_square([Counter({(0,): 99, (77,): 1})], {(0,): 0.99, (1,): 0.01})[0] == 0
+    assert draws.chi_square([Counter({(0,): 99, (77,): 1})], {(0,): 0.99, (1,): 0.01})[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
     [(3.841, 1, 0.05), (5.991, 2, 0.05), (24.996, 15, 0.05), (37.697, 15, 0.001), (0, 3, 1)],
 )
 def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
-    assert properties.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
+    assert draws.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,33 +78,26 @@ def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
     [([0.04, 2.0, 4.0, 994.0], [0, 3]), ([2.0, 4.0, 4.5], [0]), ([3.0], [0])],
 )
 def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected(expected, groups):
-    assert properties.merged(np.array(expected)) == groups
+    assert draws.merged(np.array(expected)) == groups
 
 
-def rows_with(*p_values: float) -> dict:
-    cell = {"failures": 0, "draws": 100, "result": "pass"}
-    return {
-        "rows": [
-            {
-                "engine": "specdemo",
-                "cells": {"sampling": {**cell, "p_value": value, "p_values": {"": value}}},
-            }
-            for value in p_values
-        ]
-    }
+def report_of(*p_values: float) -> AuditReport:
+    cells = [Cell("pass", draws=100, p_value=value, p_values={"": value}) for value in p_values]
+    return AuditReport(rows=[AuditRow("specdemo", "", "", {}, {"sampling": c}) for c in cells])
 
 
 def test_holms_correction_rejects_in_steps_and_judges_anew_when_rows_are_added():
-    def results(report):
-        return [row["cells"]["sampling"]["result"] for row in judge(report)["rows"]]
+    def results(report: AuditReport):
+        report.judge()
+        return [row.cells["sampling"].result for row in report.rows]
 
-    least = LEAST_P_VALUE / 3
-    assert results(rows_with(0.5, least * 0.9, 0.006)) == ["pass", "fail", "pass"]
-    assert results(rows_with(0.5, least * 0.9, 0.0049)) == ["pass", "fail", "fail"]
-    assert results(rows_with(0.5, least * 1.1, 0.0049)) == ["pass"] * 3
-    report = judge(rows_with(0.009))
-    assert report["rows"][0]["cells"]["sampling"]["result"] == "fail"
-    report["rows"] += rows_with(0.5)["rows"]
+    bound = SIGNIFICANCE / 3
+    assert results(report_of(0.5, bound * 0.9, 0.006)) == ["pass", "fail", "pass"]
+    assert results(report_of(0.5, bound * 0.9, 0.0049)) == ["pass", "fail", "fail"]
+    assert results(report_of(0.5, bound * 1.1, 0.0049)) == ["pass"] * 3
+    report = report_of(0.009)
+    assert results(report) == ["fail"]
+    report.rows += report_of(0.5).rows
     assert results(report) == ["pass", "pass"]
 
 
@@ -199,11 +196,14 @@ class Unstable(ToyEngine):
         return [self.calls % 2, *tokens[1:]] if not settings.temperature else tokens
 
 
-def audited(engine: AuditedEngine, plan: Plan = PLAN) -> dict:
-    report = {"machine": "m", "versions": {}, "left_out": {}, "settings": plan.settings}
-    report |= {"prompts": len(plan.prompts), "draws": plan.draws}
-    *_, report = audit([engine], plan, report, "pair")
+def audited(engine: AuditedEngine, plan: Plan = PLAN) -> AuditReport:
+    report = AuditReport(settings=plan.settings)
+    list(audit([engine], plan, report, "pair"))
     return report
+
+
+def result_of(name: str, engine: AuditedEngine, plan: Plan = PLAN) -> Cell:
+    return cell_of(name, Subject(engine), plan)
 
 
 @pytest.mark.parametrize(
@@ -218,35 +218,35 @@ def audited(engine: AuditedEngine, plan: Plan = PLAN) -> dict:
     ids=lambda value: getattr(value, "method", ""),
 )
 def test_exactly_the_broken_properties_of_an_engine_fail(engine, wrong):
-    [row] = audited(engine)["rows"]
-    assert set(row["cells"]) == set(PROPERTIES)
-    assert set(failures(row)) == wrong
-    for cell in failures(row).values():
-        assert cell["counterexample"] or cell["p_value"] < LEAST_P_VALUE
+    [row] = audited(engine).rows
+    assert set(row.cells) == set(PROPERTIES)
+    assert set(row.failures) == wrong
+    for failing in row.failures.values():
+        assert failing.counterexample or failing.p_value < SIGNIFICANCE
 
 
 def test_a_property_that_an_engine_does_not_offer_is_no_failure():
     engine = ToyEngine()
     engine.offers = frozenset({"sampling"})
-    [row] = audited(engine, SMALL)["rows"]
-    results = {name: cell["result"] for name, cell in row["cells"].items()}
+    [row] = audited(engine, SMALL).rows
+    results = {name: cell.result for name, cell in row.cells.items()}
     assert results["batch"] == results["schema"] == results["context"] == "not offered"
     assert {results[name] for name in ("greedy", "repeat", "sampling")} == {"pass"}
-    assert properties.cell_of("schema", Crashing(), PLAN, {}).result == "not offered"
+    assert result_of("schema", Crashing()).result == "not offered"
 
 
 def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():
-    cell = properties.cell_of("greedy", Rounding(), PLAN, {})
-    assert cell.failures == len(PLAN.prompts)
-    assert "rounding" in cell.note and "wrong rule" in cell.note
-    example = cell.counterexample
+    result = result_of("greedy", Rounding())
+    assert result.failures == len(PLAN.prompts)
+    assert "rounding" in result.note and "wrong rule" in result.note
+    example = result.counterexample
     assert example["position"] == 3 and example["autoregressive"] != example["speculative"]
-    assert len(example["prompt"][0]) == min(len(prompt.instruction) for prompt in PLAN.prompts)
+    assert len(example["prompt"][0]) == min(map(len, PLAN.prompts))
 
 
 def test_an_engine_that_gives_two_answers_is_not_repeatable():
-    cell = properties.cell_of("repeat", Unstable(), PLAN, {})
-    assert cell.counterexample["cause"] == "not repeatable"
+    result = result_of("repeat", Unstable())
+    assert result.counterexample["cause"] == "not repeatable"
 
 
 def test_the_context_is_filled_to_its_last_token():
@@ -257,8 +257,8 @@ def test_the_context_is_filled_to_its_last_token():
             lengths.append(self.prompt_tokens(conversation) + settings.max_new_tokens)
             return super().generate(conversation, settings, speculative)
 
-    cell = properties.cell_of("context", Recording(), PLAN, {})
-    assert cell.result == "pass" and lengths == [200, 200]
+    result = result_of("context", Recording())
+    assert result.result == "pass" and lengths == [200, 200]
 
 
 def test_draws_have_seeds_of_their_own_half_of_them_among_others():
@@ -273,31 +273,32 @@ def test_draws_have_seeds_of_their_own_half_of_them_among_others():
             together.append(len(requests))
             return super().generate_many(requests, speculative)
 
-    cell = properties.cell_of("sampling", Recording(), PLAN, {})
-    assert cell.draws == 600 and cell.tv_noise_floor < 0.1
+    result = result_of("sampling", Recording())
+    assert result.draws == 600 and result.tv_noise_floor < 0.1
     assert Counter(seeds).most_common(2)[1][1] == 1, "only the first call is made twice"
     assert sum(together) == 4 + 300 + 300
 
 
 def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines():
     report = audited(ToyEngine(), SMALL)
-    report["rows"][0]["cells"].pop("greedy")
+    del report.rows[0].cells["greedy"]
     events = list(audit([ToyEngine()], SMALL, report, "pair"))
     [progress] = [event for event in events if isinstance(event, Progress)]
     assert progress.text == "toy, right: greedy identity"
-    assert len(report["rows"]) == 1
+    assert len(report.rows) == 1
     list(audit([ToyEngine()], SMALL, report, "another pair"))
-    assert [row["pair"] for row in report["rows"]] == ["pair", "another pair"]
+    assert [row.pair for row in report.rows] == ["pair", "another pair"]
 
 
 def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
     report = audited(Corrupting())
-    report["rows"] += audited(ToyEngine(), SMALL)["rows"]
-    report["rows"][0]["engine"] = "openvino-genai"
+    report.rows += audited(ToyEngine(), SMALL).rows
+    report.rows[0].engine = "openvino-genai"
     example = {"prompt": ["<script>alert(1)</script>"], "position": 2, "cause": "wrong rule"}
     example |= {"autoregressive": "<b>", "speculative": None, "margins": (3.0, 2.5)}
-    report["rows"][0]["cells"]["seed"]["counterexample"] = example
-    html = page(json.loads(as_json(report)))
+    cells = report.rows[0].cells
+    cells["seed"] = dataclasses.replace(cells["seed"], counterexample=example)
+    html = page(report)
     assert "<script>alert" not in html and "&lt;script&gt;" in html and "default-src 'none'" in html
     assert "from the model's own frequencies" in html
     assert "✓ toy:</strong>\nlossless in all 10 tests" in html
@@ -337,18 +338,18 @@ def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(ti
     engines = list(audited_peers(peers, 3))
     assert [engine.method for engine in engines] == [*list(methods)[1:5], "same/default"]
     assert {engine.facts["variant"] for engine in engines} == {"K=3"}
-    cells = [properties.cell_of("greedy", engine, PLAN, {}) for engine in engines]
+    cells = [result_of("greedy", engine) for engine in engines]
     assert [cell.result for cell in cells] == ["pass", *["fail"] * 4]
     assert [cell.counterexample["position"] for cell in cells[1:3]] == [1, 2]
     assert "no reason" in cells[3].note
-    assert properties.cell_of("batch", engines[0], PLAN, {}).result == "pass"
-    assert properties.cell_of("sampling", engines[0], PLAN, {}).result == "not offered"
+    assert result_of("batch", engines[0]).result == "pass"
+    assert result_of("sampling", engines[0]).result == "not offered"
 
 
 def test_an_engine_of_a_users_own_is_imported_by_name():
-    assert imported("test_bench_audit:BatchVariant").method == "depends on others"
-    with pytest.raises(BadInput, match="--peers test_bench_audit:Missing cannot be imported"):
-        imported("test_bench_audit:Missing")
+    assert imported("test_audit:BatchVariant").method == "depends on others"
+    with pytest.raises(BadInput, match="--peers test_audit:Missing cannot be imported"):
+        imported("test_audit:Missing")
 
 
 # Our own engine
@@ -392,10 +393,10 @@ def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_
     if wrong:
         monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
     plan = dataclasses.replace(PLAN, draws=600)
-    cell = properties.cell_of("sampling", ToyDecoder(), plan, {})
-    assert (cell.p_values["maximal"] < 1e-4) == wrong
-    assert cell.p_values["shared"] > 1e-3, "it has no residual"
-    assert (cell.tv_distance > 2 * cell.tv_noise_floor) == wrong
+    result = result_of("sampling", ToyDecoder(), plan)
+    assert (result.p_values["maximal"] < 1e-4) == wrong
+    assert result.p_values["shared"] > 1e-3, "it has no residual"
+    assert (result.tv_distance > 2 * result.tv_noise_floor) == wrong
 
 
 def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):
@@ -429,11 +430,11 @@ class Shared:
 def test_our_server_passes_beside_one_without_speculation(
     session, tiny_llama_pair, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(properties, "FEW", 2)
+    monkeypatch.setattr(properties, "MAX_CASES", 2)
     tested = {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
     json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
     files = ["--json", str(json_file), "--html", str(html_file), "--only", ",".join(tested)]
-    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60"]
+    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60", "--seed", "1"]
     with (
         served(Shared(session), tiny_llama_pair, max_new_tokens=64) as speculative,
         served(Shared(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
@@ -483,5 +484,5 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
 
 def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
     cases = AuditOptions(limit=200).cases()
-    assert len({case.instruction for case in cases}) == len({case.id for case in cases}) == 200
+    assert len(set(cases)) == len(cases) == 200
     assert len(AuditOptions().cases()) == len(read_prompts())

@@ -1,0 +1,1 @@
+"""Tests any engine for losslessness; the adapters of engines serve `bench` too."""

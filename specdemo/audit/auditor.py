@@ -1,0 +1,116 @@
+"""Audits engines: a row for each engine and method, a cell for each property. Judges all cells at
+once."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from specdemo.audit.comparison import Cell, Plan, Subject
+from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
+from specdemo.audit.properties import PROPERTIES, cell_of
+from specdemo.audit.report_page import ReportHeader
+from specdemo.host.terminal import Progress
+
+SIGNIFICANCE = 0.01
+"""The chance that a correct engine fails the sampled part: of all cells of a report together."""
+
+
+@dataclass(eq=False)
+class AuditRow:
+    """The cells of one method of an engine, by property."""
+
+    engine: str
+    method: str
+    pair: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> dict[str, Cell]:
+        return {name: cell for name, cell in self.cells.items() if cell.result == "fail"}
+
+
+@dataclass(kw_only=True)
+class AuditReport(ReportHeader):
+    """`greedy` counts our own answers, `sampling` is the cell of our own with the smallest p-value,
+    `sampling_cells` the number of p-values, `left_out` why a peer could not run."""
+
+    prompts: int = 0
+    draws: int = 0
+    rows: list[AuditRow] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    greedy: dict[str, int] = field(default_factory=dict)
+    sampling: Cell | None = None
+    sampling_cells: int = 0
+    created: str = ""
+
+    def resume(self, text: str) -> None:
+        """Go on with the rows of an earlier report, given as JSON."""
+        earlier = json.loads(text)
+        self.rows = TypeAdapter(list[AuditRow]).validate_python(earlier["rows"])
+        self.left_out = earlier["left_out"]
+
+    def judge(self) -> None:
+        """A sampled cell fails where a draw failed, or where Holm's correction over all p-values of
+        the report rejects its own."""
+        tested = [
+            (p_value, row)
+            for row in self.rows
+            if "sampling" in row.cells
+            for p_value in (row.cells["sampling"].p_values or {}).values()
+        ]
+        tested.sort(key=itemgetter(0))
+        rejected = []
+        for rank, (p_value, row) in enumerate(tested):
+            if p_value > SIGNIFICANCE / (len(tested) - rank):
+                break
+            rejected.append(row)
+        for _, row in tested:
+            cell = row.cells["sampling"]
+            fails = cell.failures or row in rejected
+            row.cells["sampling"] = replace(cell, result="fail" if fails else "pass")
+        ours = [row.cells for row in self.rows if row.engine == "specdemo"]
+        greedy = [cells["greedy"] for cells in ours if "greedy" in cells]
+        prompts, different = (sum(cell.cases for cell in greedy), sum(c.failures for c in greedy))
+        self.greedy = {"prompts": prompts, "identical": prompts - different}
+        sampled = [row["sampling"] for row in ours if "sampling" in row]
+        sampled = [cell for cell in sampled if cell.p_value is not None]
+        self.sampling = min(sampled, key=lambda cell: cell.p_value or 0.0, default=None)
+        self.sampling_cells = len(tested)
+        self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def audit(
+    engines: Iterable[AuditedEngine], plan: Plan, report: AuditReport, pair: str
+) -> Iterator[Progress]:
+    """Add a row for each engine to the `report`. A cell that a row has already is not run again.
+    Yields Progress before each cell; the report is judged by then."""
+    baselines: dict[tuple[str, bool], dict[Any, Any]] = {}
+    report.judge()
+    for engine in engines:
+        own_properties = engine.method.endswith(OWN_PROPERTIES)
+        subject = Subject(engine, baselines.setdefault((engine.name, own_properties), {}))
+        key = engine.name, engine.method, pair
+        row = next((row for row in report.rows if (row.engine, row.method, row.pair) == key), None)
+        if row is None:
+            sizes = {"prompts": len(plan.prompts), "draws": plan.draws}
+            row = AuditRow(*key, {**engine.facts, **sizes, "seed": plan.settings.seed})
+            report.rows.append(row)
+        for done, (name, prop) in enumerate(PROPERTIES.items()):
+            wanted = name in plan.only and (plan.draws or name != "sampling")
+            if not wanted or name in row.cells:
+                continue
+            text = f"{engine.name}, {engine.method}: {prop.title}"
+            yield Progress(text, done, len(PROPERTIES))
+            without_baseline = "greedy" in row.cells and row.cells["greedy"].result == "not offered"
+            if without_baseline and name not in ("repeat", "batch"):
+                row.cells[name] = Cell("not offered")
+            else:
+                row.cells[name] = cell_of(name, subject, plan)
+            report.judge()
+        engine.close()

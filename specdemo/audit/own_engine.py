@@ -1,0 +1,81 @@
+"""This package's engine as an engine of the audit. Nothing else in this room knows it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specdemo.audit.engines import Conversation, Outcomes, PairEngine, messages
+from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.request import NextToken
+from specdemo.pairs.loading import LoadedPair
+from specdemo.runs.question import trace_of
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Drafter, Settings
+
+
+class OwnEngine(PairEngine):
+    """One drafter of a session. The same answer for a seed is promised with the shared coupling,
+    the default."""
+
+    name = "specdemo"
+    offers = frozenset("seed batch sampling end stop schema penalties context".split())
+    parallel = 8
+
+    def __init__(self, session: Session, drafter: Drafter):
+        self.loaded, self._session, self._drafter = session.loaded, session, drafter
+        methods = {"model": "draft head", "lookup": "n-gram lookup", "auto": "auto"}
+        if self.loaded.draft:
+            methods["model"] = "draft model"
+        elif self.loaded.head_layers:
+            methods["model"] = "EAGLE-3 head"
+        if self.loaded.translation is None or drafter == "lookup":
+            self.couplings = ("shared", "maximal")
+        self.method = methods[drafter]
+        self.facts = {"numerics": session.info.numerics_found}
+        self.context_limit = session.context_limit
+
+    def generate(
+        self, conversation: Conversation, settings: Settings, speculative: bool
+    ) -> Sequence[int | str]:
+        settings = replace(settings, drafter=self._drafter if speculative else "none")
+        return trace_of(self._session.answer(messages(conversation), settings)).token_ids
+
+    def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
+        turns = messages(conversation)
+        outcomes: Outcomes = {(): 1.0}
+        for _ in range(tokens):
+            longer: Outcomes = {}
+            for prefix, chance in outcomes.items():
+                if prefix and prefix[-1] in self.loaded.stop_ids:
+                    longer[prefix] = chance
+                    continue
+                ids = tuple(map(int, prefix))
+                following = self._session.result_of(NextToken, turns, settings, ids)
+                for token, share in zip(following.ids, following.probabilities, strict=True):
+                    longer[*prefix, int(token)] = chance * float(share)
+            outcomes = longer
+        return outcomes
+
+
+def own_engines(session: Session, drafter: Drafter) -> list[OwnEngine]:
+    """Each drafter of the session, or the one named."""
+    drafters: tuple[Drafter, ...] = (drafter,)
+    if drafter == "auto":
+        drafters = ("model", "lookup", "auto") if session.info.draft else ("lookup", "auto")
+    return [OwnEngine(session, drafter) for drafter in drafters]
+
+
+def torch_models(loaded: LoadedPair, path: Path, dtype: str) -> tuple[Any, Any]:
+    """The target, from the checkpoint at `path`, and the draft model, None unless it is on a torch
+    device: modules of transformers, loaded as this package's engine loads them."""
+    from specdemo.engine.torch_model import load_module, properties
+
+    if isinstance(loaded.target, Checkpoint):
+        target = load_module(loaded.target, loaded.device, dtype)
+    else:
+        target = load_module(Checkpoint(path), "torch:cpu", dtype)
+    if not isinstance(loaded.draft, Checkpoint):
+        return target, None
+    fast = dict(properties(loaded.draft_device, exact=False))
+    return target, load_module(loaded.draft, loaded.draft_device, fast["dtype"])
