@@ -16,20 +16,21 @@ from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
-from fakes import FakeSession, page_server
+from fakes import page_server, until
 from test_page_saved import PLAIN, ROUND, SAVED, largest_run
+from toy_session import ToySession, toy_clock
+from traces import at_pace, race_trace
 
 from specdemo.bench.report import WAYS
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.host.server_process import started
 from specdemo.pairs.registry import ModelChoice, PairInfo
-from specdemo.runs.settings import Settings
+from specdemo.runs.race import on_show
 from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace, to_json
 from specdemo.ui import benchmark, events
 from specdemo.ui.layout import BOOK, DOES_NOT_PAY
 from specdemo.ui.service import Service, VisitorLimits
-from specdemo.ui.wording import NOTICEABLE
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -130,7 +131,9 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def session():
-    return FakeSession()
+    """Answers with the question from its end, which n-gram lookup cannot draft."""
+    with toy_clock(), ToySession(lambda question: question[::-1]) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -258,13 +261,19 @@ def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(rea
 def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_answered(
     tab, session, monkeypatch
 ):
+    monkeypatch.setattr("specdemo.ui.service.UPDATE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(session.draft, "right", (0, 1))
     tab.page.evaluate(WATCH)
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "delay", 0.2)
-        tab.ask("word " * 30)
-        tab.page.wait_for_function("window.seen.size >= 3")
-        tab.press("Stop")
-        stopped = tab.finished()
+    session.pause(2)
+    tab.ask("The quick brown fox jumps over the lazy dog")
+    for count in range(1, 4):
+        tab.page.wait_for_function(f"window.seen.size >= {count}")
+        session.pause(2)
+        session.resume()
+    tab.press("Stop")
+    until(session.questions[-1].stop.is_set)
+    session.resume()
+    stopped = tab.finished()
     assert stopped["summary"]["tokens"] < 30 and stopped["baseline"] is None
     expect(tab.page.locator(".sd-headline")).to_have_text("Stopped")
     tab.ask("two plus two")
@@ -279,9 +288,8 @@ HOSTILE = (
 
 def hostile_trace() -> Trace:
     """A run whose every text tries to be markup."""
-    session = FakeSession(HOSTILE, info=PairInfo(HOSTILE[0], "t", None))
-    *_, trace = session.race(HOSTILE[1], Settings(max_new_tokens=2 * len(HOSTILE) + 1))
-    return trace
+    pair = PairInfo(HOSTILE[0], "t", None)
+    return race_trace(*HOSTILE, *HOSTILE, HOSTILE[0], instruction=HOSTILE[1], pair=pair)
 
 
 def is_harmless(page) -> bool:
@@ -297,7 +305,7 @@ def other_server():
     def opener(pair, report):
         report("Compiling the models")
         ready.wait(60)
-        return FakeSession()
+        return ToySession()
 
     service = Service(ModelChoice("embedded"), opener)
     service.start()
@@ -485,7 +493,7 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
 
 
 def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(open_tab, url):
-    tab = open_tab(url)
+    tab = open_tab(url, "drafter=model&draft_tokens=3")
     tab.tab("Benchmark")
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
     ours = [f"{row[f'{way}_s']:.2f} s" for way in WAYS for row in recorded["lengths"]]
@@ -514,47 +522,56 @@ SHOWN = """() => ({
   bars: [...document.querySelectorAll('.sd-bar')].map(node => node.getBoundingClientRect().width),
   dots: document.querySelectorAll('.sd-dot:not(.sd-hollow)').length,
 })"""
-RACES = [
-    [],
-    [(1.0, 1.5)],
-    [(1.0, 1.5), (1.0, 1.6), (1.1, 1.9)],
-    [(1.0, 0.8), (1.1, 0.9)],
-    [(1.0, 0.8), (1.0, 1.3)],
-    [(1.0, 1.004), (1.0, 1.2), (1.0, 1.3)],
-    [(1.0, 1.01)],
-    [(1.0, 0.98)],
-]
-"""Seconds of decoding, speculative and autoregressive, of the repeats of a race."""
 
 
-@pytest.mark.parametrize(("repeats", "loops"), [(races, False) for races in RACES] + [([], True)])
-def test_the_headline_says_what_the_chart_shows(tab, session, monkeypatch, repeats, loops):
-    monkeypatch.setattr(session, "repeats", repeats)
-    monkeypatch.setattr("specdemo.ui.wording.repeats_itself", lambda tokens: loops)
-    tab.ask("What is a rainbow made of?")
-    tab.finished()
+@pytest.mark.parametrize(
+    ("seconds", "headline", "tone", "shown", "gap"),
+    [
+        ([], "2.00 times faster", "faster", (0.08, 0.16), "0.08 s saved"),
+        ([], "2.00 times faster", "neutral", (0.08, 0.16), "0.08 s saved"),
+        ([(1.0, 1.5)], "1.50 times faster", "faster", (1.0, 1.5), "0.50 s saved"),
+        (
+            [(1.0, 1.5), (1.0, 1.6), (1.1, 1.9)],
+            "1.60 times faster",
+            "faster",
+            (1.0, 1.6),
+            "0.60 s saved",
+        ),
+        ([(1.0, 0.8), (1.1, 0.9)], "1.25 times slower", "slower", (1.0, 0.8), "0.20 s lost"),
+        ([(1.0, 0.8), (1.0, 1.3)], "No clear difference", "unclear", (1.0, 0.8), "0.20 s lost"),
+        (
+            [(1.0, 1.004), (1.0, 1.2), (1.0, 1.3)],
+            "No clear difference",
+            "unclear",
+            (1.0, 1.2),
+            "0.20 s saved",
+        ),
+        ([(1.0, 1.02)], "No clear difference", "unclear", (1.0, 1.02), "0.02 s saved"),
+        ([(1.0, 0.98)], "No clear difference", "unclear", (1.0, 0.98), "0.02 s lost"),
+    ],
+)
+def test_the_headline_says_what_the_chart_shows(
+    tab, monkeypatch, seconds, headline, tone, shown, gap
+):
+    """`seconds` of decoding, speculative and autoregressive, of the repeats; `shown` of the race on
+    show. An answer that loops is not green."""
+    monkeypatch.setattr("specdemo.ui.wording.repeats_itself", lambda tokens: tone == "neutral")
+    watched = race_trace(*["question "] * 9)
+    races = [watched, *(at_pace(watched, *both) for both in seconds)]
+    open_run(tab.page, to_json(on_show(races)))
     tab.page.wait_for_function(DRAWN)
-    shown = SimpleNamespace(**tab.page.evaluate(SHOWN))
-    seconds = {name: spent for name, spent, _ in shown.lines}
-    spent = [seconds["speculative"], seconds["autoregressive"]]
-    paces = [tokens / spent for _, spent, tokens in shown.lines]
-    races = [fast / slow for slow, fast in zip(paces[::2], paces[1::2], strict=True)]
-    assert shown.clocks == [f"{second:.2f} s" for second in spent]
-    assert " instead of ".join(shown.clocks) in shown.sentence
-    assert shown.bars[1] / shown.bars[0] == pytest.approx(spent[1] / spent[0], rel=0.03)
-    if shown.gap:
-        assert ("saved" in shown.gap) == (spent[1] > spent[0])
-    assert shown.dots == len(races) == max(1, len(repeats))
-    assert ("repeats itself" in shown.notes) == loops
-    least, most = round(min(races), 2), round(max(races), 2)
-    alike = len(races) == 1 and abs(races[0] - 1) <= NOTICEABLE
-    if least > 1 and not alike:
-        assert shown.headline == f"{races[-1]:.2f} times faster"
-        assert shown.tone == ("neutral" if loops else "faster")
-    elif most < 1 and not alike:
-        assert (shown.headline, shown.tone) == (f"{1 / races[-1]:.2f} times slower", "slower")
-    else:
-        assert (shown.headline, shown.tone) == ("No clear difference", "unclear")
+    page = SimpleNamespace(**tab.page.evaluate(SHOWN))
+    assert (page.headline, page.tone) == (headline, tone)
+    assert page.clocks == [f"{second:.2f} s" for second in shown]
+    assert " instead of ".join(page.clocks) in page.sentence
+    assert page.bars[1] / page.bars[0] == pytest.approx(shown[1] / shown[0], rel=0.03)
+    lines = {name: spent for name, spent, tokens in page.lines if name and tokens == 8}
+    speculative, autoregressive = shown
+    expected = {"speculative": speculative, "autoregressive": autoregressive}
+    assert lines == pytest.approx(expected)
+    assert gap in page.gap and gap in page.sentence
+    assert page.dots == max(1, len(seconds)) == len(page.lines) / 2
+    assert ("repeats itself" in page.notes) == (tone == "neutral")
 
 
 def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(open_tab, url):
@@ -624,9 +641,8 @@ def made_up():
         for at, (draft, (kind, text)) in enumerate(rounds)
     )
     tokens = [BaselineToken(at, 0.09 * at + 0.1, f" {word}") for at, word in enumerate(WORDS)]
-    *_, trace = FakeSession().race("Count", Settings())
     return dataclasses.replace(
-        trace,
+        race_trace("One"),
         rounds=made,
         baseline=Baseline(tuple(tokens), 0.01, 0.2),
         identical=True,
@@ -781,7 +797,7 @@ def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(page):
     assert drawn(page) == STEPS[3][0]
     page.get_by_role("tab", name="How it works").click()
     page.get_by_role("button", name="Ask a question that gains little").click()
-    expect(page.locator(".sd-status")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
+    expect(page.locator(".sd-status")).to_contain_text(f", pair toy: “{DOES_NOT_PAY}”")
 
 
 # Saved runs from strangers
