@@ -1,45 +1,35 @@
 """The public face: `specdemo.load` gives a Pipeline, and a Pipeline gives Answers."""
 
-import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from html import escape
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from pydantic import BaseModel
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
 from specdemo.options import parse, unusable
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
-from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of
-from specdemo.runs.race import verdict
+from specdemo.runs.bridge import merged
+from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of, with_text
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
 from specdemo.runs.settings import Coupling, Drafter, Settings
-from specdemo.runs.trace import Trace, summarize
+from specdemo.runs.trace import Trace
 from specdemo.text.chat import read_messages
-from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message as Message
+
+Answer = Trace
+"""An answer and how it was made. `str(answer)` is its text."""
 
 Conversation = Sequence[Message | Mapping[str, Any]]
 PromptLike = str | Conversation | Sequence[int]
 """A text or messages, for which the chat template is used, or token ids, used as they are."""
 
 Batch = list[str] | tuple[str, ...] | Sequence[Conversation] | Sequence[Sequence[int]]
-
-STYLES = {
-    "accepted": "background: #00785a33",
-    "forced": "background: #8a3fa033",
-    "correction": "background: #b04a0033; text-decoration: wavy underline",
-    "bonus": "background: #0069a833; text-decoration: double underline",
-}
-"""CSS of a token in a notebook, by kind; others have none."""
 
 
 class Options(TypedDict, total=False):
@@ -69,75 +59,6 @@ class Options(TypedDict, total=False):
     prediction: str
     num_assistant_tokens: int
     do_sample: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer and how it was made. `str(answer)` is its text."""
-
-    trace: Trace
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def text(self) -> str:
-        return self.trace.text
-
-    @property
-    def tokens(self) -> list[DraftToken | EmittedToken]:
-        """Each has `id`, `text` and `kind`: "accepted" for a draft token, "forced" if the schema
-        allows no other; otherwise the target added it: the "first" one, a "correction", a "bonus",
-        or a "plain" one where nothing was drafted."""
-        return self.trace.tokens
-
-    @property
-    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
-        """ "stop": the model ended the answer, or a stop text did."""
-        return self.trace.finish_reason
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted draft tokens per draft token that the target judged; None without any."""
-        return summarize(self.trace).acceptance_rate
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of decoding: without the first token, which comes from the prefill."""
-        return summarize(self.trace).tokens_per_second
-
-    @property
-    def identical(self) -> bool | None:
-        """Of a race: whether both runs, and all repeats, have the same tokens. Otherwise None."""
-        return self.trace.identical
-
-    @property
-    def speedup(self) -> float | None:
-        """Of a race: seconds of autoregressive decoding over those of speculative decoding, per
-        token after the first. Otherwise None."""
-        return summarize(self.trace).speedup
-
-    @property
-    def speedup_range(self) -> tuple[float, float] | None:
-        """The least and the largest speed-up of a repeated race, of which `speedup` is the median;
-        other work of this process disturbed none of them. None without such a race."""
-        race = verdict(self.trace)
-        return race.range if race else None
-
-    def _repr_html_(self) -> str:
-        """The answer in a notebook: tokens coloured by kind, and the figures."""
-        tokens = "".join(
-            f'<span style="{STYLES.get(token.kind, "")}" title="{token.kind}">'
-            f"{escape(token.text)}</span>"
-            for token in self.tokens
-        )
-        figures = [f"{len(self.tokens)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
-        if self.acceptance_rate is not None:
-            figures.append(f"{self.acceptance_rate:.0%} of the draft tokens accepted")
-        if self.speedup is not None:
-            figures.append(f"speed-up {self.speedup:.2f}")
-        text = f'<div style="white-space: pre-wrap">{tokens}</div>'
-        return f"{text}<small>{', '.join(figures)}</small>"
 
 
 class ChatTokenizer:
@@ -202,7 +123,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     ) -> Answer | list[Answer]:
         """The whole answer. Those to a batch are made together; each is the same as alone."""
         if not is_batch(prompt):
-            return Answer(trace_of(self.session.ask(_question(prompt, options))))
+            return trace_of(self.session.ask(_question(prompt, options)))
         stop = threading.Event()
         questions = [
             _question(item, options, name=f"Prompt {number} of the list", stop=stop)
@@ -211,45 +132,25 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         runs = [self.session.ask(question) for question in questions]
         with ThreadPoolExecutor(min(len(runs), ACTIVE_REQUESTS), "specdemo-batch") as pool:
             try:
-                return [Answer(trace) for trace in pool.map(trace_of, runs)]
+                return list(pool.map(trace_of, runs))
             except BaseException:
                 stop.set()
                 raise
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        question = _question(prompt, options)
-        return _pieces(self.session.ask(question), question.settings.stop)
+        return _pieces(self.session.ask(_question(prompt, options)))
 
     async def astream(
         self, prompt: PromptLike, **options: Unpack[Options]
     ) -> AsyncGenerator[str, None]:
         """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
         within one round."""
-        loop, stop = asyncio.get_running_loop(), threading.Event()
-        arrived = asyncio.Queue[str | BaseException | None]()
+        stop = threading.Event()
         question = _question(prompt, options, stop=stop)
-
-        def put(item: str | BaseException | None) -> None:
-            with suppress(RuntimeError):  # the loop has closed, so nothing is read
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-
-        def answer() -> None:
-            try:
-                for piece in _pieces(self.session.ask(question), question.settings.stop):
-                    put(piece)
-                put(None)
-            except BaseException as error:
-                put(error)
-
-        threading.Thread(target=answer, name="specdemo-astream", daemon=True).start()
-        try:
-            while (item := await arrived.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            stop.set()
+        async with aclosing(merged({stop: lambda: _pieces(self.session.ask(question))})) as pieces:
+            async for piece in pieces:
+                yield piece or ""
 
     def race(
         self, prompt: PromptLike, *, repeat: float = 0.0, **options: Unpack[Options]
@@ -258,7 +159,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         first race waits until all is compiled. A short one is repeated until both ways have decoded
         for `repeat` seconds, which gives a `speedup_range`."""
         question = _question(prompt, options, baseline=True, repeat=repeat)
-        return Answer(trace_of(self.session.ask(question)))
+        return trace_of(self.session.ask(question))
 
     def close(self) -> None:
         """End running answers and release the models."""
@@ -292,14 +193,9 @@ def _question(
     return Question(read_prompt(prompt, name), parse(Settings, settings), **fields)
 
 
-def _pieces(events: Iterable[Event], stop: Sequence[str]) -> Generator[str, None, None]:
-    """The text of the answer as it becomes certain: it may go on as a stop text does."""
-    stops = StopStrings(stop)
-    for event in events:
-        if isinstance(event, Round):
-            piece = stops.push("".join(token.text for token in event.tokens))
-        else:
-            piece = stops.rest() if isinstance(event, Trace) else ""
+def _pieces(events: Iterator[Event]) -> Generator[str, None, None]:
+    """The text of the answer, piece by piece."""
+    for _, piece in with_text(events):
         if piece:
             yield piece
 

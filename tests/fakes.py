@@ -96,8 +96,9 @@ class FakeSession:
         self.questions.append(question)
         return self._answer(question, question.stop or threading.Event())
 
-    def result_of(self, kind, prompt, settings, *, logprobs, stop):
-        return [scored(id, logprobs) for id in prompt[1:]]
+    def submit(self, question, kind, *, logprobs):
+        scores = [scored(id, logprobs) for id in question.prompt[1:]]
+        return SimpleNamespace(result=lambda: scores)
 
     def _answer(self, question: Question, stop: threading.Event) -> Iterator[Event]:
         settings, rounds = question.settings, []
@@ -122,10 +123,13 @@ class FakeSession:
                 if question.logprobs is not None:
                     rounds[-1].logprobs = (scored(position + 1, question.logprobs),)
                 self.rounds_made += 1
+                text = "".join(token.text for token in rounds[-1].tokens)
+                rounds[-1].text = stops.push(text)
                 yield rounds[-1]
-                stops.push("".join(token.text for token in rounds[-1].tokens))
                 if stops.found:
                     break
+            if rounds and not stop.is_set():
+                rounds[-1].text += stops.rest()
             trace = self._trace(question, rounds, stop)
             if stops.found:
                 trace = dataclasses.replace(trace, finish_reason="stop")
@@ -180,6 +184,13 @@ def _round(number: int, text: str) -> Round:
         )
     wrong = DraftToken(99, 0.5, 0.1, False, text=text)
     return Round((wrong,), EmittedToken(number + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
+
+
+def next_token(session, prompt, settings, answer=()):
+    """The target's distribution of the next token."""
+    from specdemo.engine.request import NextToken
+
+    return session.submit(Question(prompt, settings), NextToken, answer=list(answer)).result()
 
 
 def until(condition: Callable[[], object]) -> None:

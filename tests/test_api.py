@@ -21,7 +21,7 @@ from toy_session import ToySession
 from traces import at_pace
 
 import specdemo
-from specdemo.api import Answer, ChatTokenizer, Message, Options, Pipeline
+from specdemo.api import ChatTokenizer, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.runs.race import on_show
@@ -93,14 +93,14 @@ def test_a_schema_is_text_a_dict_or_a_pydantic_model(toy, schema):
 
 def test_a_race_gives_an_answer_with_its_comparison(toy):
     answer = Pipeline(toy).race("one two three", drafter="model", draft_tokens=1)
-    assert answer.identical and len(answer.trace.baseline.tokens) == len(answer.tokens) == 14
+    assert answer.identical and len(answer.baseline.tokens) == len(answer.tokens) == 14
     # The last 13 tokens: 7 rounds, of which the last drafts nothing, for 13 forwards.
     assert answer.speedup == pytest.approx(0.13 / 0.077)
     assert answer.speedup_range == pytest.approx((answer.speedup, answer.speedup))
     assert "speed-up 1.69" in answer._repr_html_()
-    assert len(Pipeline(toy).race("one two three", repeat=9.0).trace.repeats) == 3
-    races = [at_pace(answer.trace, 1.0, slow) for slow in (1.5, 1.2, 1.8)]
-    assert Answer(on_show(races)).speedup_range == pytest.approx((1.2, 1.8))
+    assert len(Pipeline(toy).race("one two three", repeat=9.0).repeats) == 3
+    races = [at_pace(answer, 1.0, slow) for slow in (1.5, 1.2, 1.8)]
+    assert on_show(races).speedup_range == pytest.approx((1.2, 1.8))
     alone = Pipeline(toy).generate("one two three")
     assert (alone.identical, alone.speedup, alone.speedup_range) == (None, None, None)
 
@@ -274,10 +274,10 @@ def test_answers_of_a_batch_have_the_tokens_of_those_alone(session, temperature)
     options = Options(max_new_tokens=120, temperature=temperature, seed=5, stop="zzz")
     alone = [pipeline.generate(prompt, **options) for prompt in prompts]
     together = pipeline.generate(prompts, **options)
-    assert max(answer.trace.shared_with for answer in together) == len(prompts) - 1
+    assert max(answer.shared_with for answer in together) == len(prompts) - 1
     for single, other in zip(alone, together, strict=True):
         assert single.text and single.text == other.text
-        assert single.trace.token_ids == other.trace.token_ids
+        assert single.token_ids == other.token_ids
 
 
 def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
@@ -299,7 +299,7 @@ def test_a_conversation_is_asked_as_its_prompt_of_token_ids(session):
     pipeline = Pipeline(session)
     prompts = CHAT, TURNS, pipeline.tokenizer.apply_chat_template(CHAT)
     first, *others = (pipeline.generate(prompt, max_new_tokens=8) for prompt in prompts)
-    assert [other.trace.token_ids for other in others] == [first.trace.token_ids] * 2
+    assert [other.token_ids for other in others] == [first.token_ids] * 2
 
 
 def test_the_notebook_runs(session, monkeypatch, capsys):

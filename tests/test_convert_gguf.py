@@ -28,7 +28,7 @@ from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.pairs import hub, sources
 from specdemo.text.templates import Message, chat_template
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import TextStream, Tokenizer
 
 IDS = IDS % 500
 TEXTS = (
@@ -269,8 +269,8 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
     for text in (*TEXTS, "Give three tips for staying healthy."):
         ids = own.encode(text, special=False)
         assert own.decode(ids) == text
-        show = own.stream()
-        assert "".join(map(show, ids)) == text
+        stream = TextStream(own)
+        assert "".join(map(stream.push, ids)) + stream.rest() == text
         assert ids == joined_by_score(text, dict(zip(tokens, range(len(tokens)), strict=True)))
     assert own.encode("</s>a", bos=True)[:2] == [1, 2]
     assert 2 not in own.encode("</s>a", special=False)

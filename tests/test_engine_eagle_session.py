@@ -16,6 +16,7 @@ from specdemo.convert import heads, ir
 from specdemo.engine.messages import ModelSettings, Run, Taps
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -54,7 +55,7 @@ def test_every_draft_along_an_answer_is_the_references(reference_pair):
     with Session(pair) as session:
         prompts = [PROMPT, PROMPT, PROMPT + "Go."]
         for prompt in prompts:
-            *_, trace = session.answer(prompt, DRAFTED)
+            *_, trace = session.ask(Question(prompt, DRAFTED))
             text = pair.template.render(prompt, pair.tokenizer)
             count = len(text)
             text = [*text, *trace.token_ids]
@@ -86,8 +87,8 @@ def test_answers_with_an_eagle_head_are_the_targets_own(
     )
     without = dataclasses.replace(wanted, drafter="none")
     with Session(pair) as session:
-        *_, trace = session.answer("Count from one to five.", wanted)
-        *_, expected = session.answer("Count from one to five.", without)
+        *_, trace = session.ask(Question("Count from one to five.", wanted))
+        *_, expected = session.ask(Question("Count from one to five.", without))
     sources = {token.source for round_ in trace.rounds for token in round_.drafted}
     assert "eagle3" in sources
     if coupling == "shared" or not temperature:
@@ -107,12 +108,12 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(reference_pair, c
         session.prepare()
         alone = []
         for prompt, way in zip(prompts, ways, strict=True):
-            *_, trace = session.answer(prompt, dataclasses.replace(way, drafter="none"))
+            *_, trace = session.ask(Question(prompt, dataclasses.replace(way, drafter="none")))
             alone.append(trace.token_ids)
         found: dict[int, tuple[int, ...]] = {}
 
         def ask(number: int) -> None:
-            *_, trace = session.answer(prompts[number], ways[number])
+            *_, trace = session.ask(Question(prompts[number], ways[number]))
             found[number] = trace.token_ids
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
@@ -141,10 +142,10 @@ def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
         session.prepare()
         policy = session._engine.target("exact").policy
         policy.draft.learn({1: 1.0, 16: 16.0})
-        list(session.answer(PROMPT, dataclasses.replace(DRAFTED, draft_tokens=None)))
+        list(session.ask(Question(PROMPT, dataclasses.replace(DRAFTED, draft_tokens=None))))
         assert not read
         policy.draft.learn({1: 1e-7, 16: 1e-7})
-        list(session.answer(PROMPT + "!", dataclasses.replace(DRAFTED, draft_tokens=None)))
+        list(session.ask(Question(PROMPT + "!", dataclasses.replace(DRAFTED, draft_tokens=None))))
     assert read
 
 
@@ -152,7 +153,7 @@ def test_a_target_without_states_is_refused_by_name(reference_pair, monkeypatch)
     with Session(reference_pair[0]) as session:
         monkeypatch.setattr(session._engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
-            next(session.answer("Hello", DRAFTED))
+            next(session.ask(Question("Hello", DRAFTED)))
 
 
 def test_the_export_of_optimum_intel_drafts_as_ours_does(reference_pair, tmp_path):
@@ -164,6 +165,6 @@ def test_the_export_of_optimum_intel_drafts_as_ours_does(reference_pair, tmp_pat
     drafts = []
     for xml in (pair.head, tmp_path / ir.MODEL):
         with Session(dataclasses.replace(pair, head=xml)) as session:
-            *_, trace = session.answer(PROMPT, DRAFTED)
+            *_, trace = session.ask(Question(PROMPT, DRAFTED))
             drafts.append([[one.id for one in round_.drafted] for round_ in trace.rounds])
     assert drafts[0] == drafts[1]

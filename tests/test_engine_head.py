@@ -19,6 +19,7 @@ from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from tools.replay import record
@@ -193,8 +194,8 @@ def test_answers_with_a_draft_head_are_the_targets_own(head_pair, drafter, coupl
     wanted = dataclasses.replace(wanted, coupling=coupling)
     without = dataclasses.replace(wanted, drafter="none")
     with Session(head_pair) as session:
-        *_, trace = session.answer("Count from one to five.", wanted)
-        *_, expected = session.answer("Count from one to five.", without)
+        *_, trace = session.ask(Question("Count from one to five.", wanted))
+        *_, expected = session.ask(Question("Count from one to five.", without))
     sources = {token.source for round_ in trace.rounds for token in round_.drafted}
     assert "head" in sources
     if coupling == "shared" or not temperature:
@@ -207,8 +208,8 @@ def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence
     with Session(head_pair) as session:
         monkeypatch.setattr(session._engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
-            next(session.answer("Hello", Settings(drafter="model")))
-        assert list(session.answer("Hello", Settings(max_new_tokens=4)))
+            next(session.ask(Question("Hello", Settings(drafter="model"))))
+        assert list(session.ask(Question("Hello", Settings(max_new_tokens=4))))
 
 
 def test_a_recording_holds_the_chains_of_a_draft_head(head_pair):

@@ -7,10 +7,11 @@ import random
 
 import numpy as np
 import pytest
+from fakes import next_token
 from test_engine_head import head_pair  # noqa: F401
 
 from specdemo.engine.adjustment import Adjustment, adjustment
-from specdemo.engine.request import NextToken, PromptLogprobs
+from specdemo.engine.request import PromptLogprobs
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
@@ -86,8 +87,9 @@ def test_hundred_answers_are_those_of_autoregressive_decoding(draft, request):
     with Session(pair, background=False) as session:
         for number in range(100):
             settings, text = asked(rng), f"Count from {number} to {rng.randrange(100)}."
-            *_, trace = session.answer(text, settings)
-            *_, expected = session.answer(text, dataclasses.replace(settings, drafter="none"))
+            *_, trace = session.ask(Question(text, settings))
+            settings = dataclasses.replace(settings, drafter="none")
+            *_, expected = session.ask(Question(text, settings))
             assert trace.token_ids == expected.token_ids, settings
             assert trace.finish_reason == expected.finish_reason
             accepted += sum(round_.accepted for round_ in trace.rounds)
@@ -96,11 +98,13 @@ def test_hundred_answers_are_those_of_autoregressive_decoding(draft, request):
 
 def test_an_answer_goes_on_after_a_stop_token_if_it_is_told_to(tiny_llama_pair):
     with Session(tiny_llama_pair, background=False) as session:
-        *_, whole = session.answer("One two", Settings(max_new_tokens=12))
+        *_, whole = session.ask(Question("One two", Settings(max_new_tokens=12)))
     stops = frozenset({whole.token_ids[5]})
     with Session(dataclasses.replace(tiny_llama_pair, stop_ids=stops)) as session:
-        *_, stopped = session.answer("One two", Settings(max_new_tokens=12))
-        *_, ignoring = session.answer("One two", Settings(max_new_tokens=12, ignore_eos=True))
+        *_, stopped = session.ask(Question("One two", Settings(max_new_tokens=12)))
+        *_, ignoring = session.ask(
+            Question("One two", Settings(max_new_tokens=12, ignore_eos=True))
+        )
     assert (stopped.finish_reason, ignoring.finish_reason) == ("stop", "length")
     assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
     assert ignoring.token_ids == whole.token_ids
@@ -108,7 +112,7 @@ def test_an_answer_goes_on_after_a_stop_token_if_it_is_told_to(tiny_llama_pair):
 
 def test_a_bias_to_a_token_that_the_model_lacks_is_refused(session):
     with pytest.raises(BadInput, match="logit_bias names token 256; .* below 256"):
-        session.answer("One", Settings(logit_bias=((256, 1.0),)))
+        session.ask(Question("One", Settings(logit_bias=((256, 1.0),))))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -127,7 +131,7 @@ def test_log_probabilities_are_the_models_own_with_any_drafter(session, temperat
     raw = Settings(temperature=1.0)
     for at, logprobs in enumerate(found[0]):
         before = trace.token_ids[:at]
-        chances = np.log(session.result_of(NextToken, "One two", raw, before).probabilities)
+        chances = np.log(next_token(session, "One two", raw, before).probabilities)
         order = np.argsort(-chances, kind="stable")[:5]
         assert [token for token, _ in logprobs.top] == order.tolist()
         assert [value for _, value in logprobs.top] == pytest.approx(chances[order], abs=1e-4)
@@ -136,11 +140,11 @@ def test_log_probabilities_are_the_models_own_with_any_drafter(session, temperat
 
 def test_a_prompts_log_probabilities_are_those_of_its_tokens_as_an_answer(session):
     prompt = tuple(range(30, 130))
-    scores = session.result_of(PromptLogprobs, prompt, Settings(), logprobs=2)
+    scores = session.submit(Question(prompt, Settings()), PromptLogprobs, logprobs=2).result()
     assert len(scores) == len(prompt) - 1
     raw = Settings(temperature=1.0)
     for at in (1, 2, 63, 64, 65, 99):
-        chances = session.result_of(NextToken, prompt[:at], raw)
+        chances = next_token(session, prompt[:at], raw)
         assert scores[at - 1].token == pytest.approx(
             np.log(chances.probability(prompt[at])), abs=1e-4
         )
@@ -152,7 +156,7 @@ def test_what_an_answer_repeats_of_a_prediction_is_drafted_from_it(session):
     bias = tuple((token, 50.0) for token in letters)
     sampled = {"temperature": 1.0, "logit_bias": bias}
     settings = Settings(max_new_tokens=40, drafter="lookup", draft_tokens=4, **sampled)
-    *_, plain = session.answer("One two", settings)
+    *_, plain = session.ask(Question("One two", settings))
     predicted = session.loaded.tokenizer.encode(plain.text[:30])
     *_, trace = session.ask(Question("One two", settings, prediction=tuple(predicted)))
     assert trace.token_ids == plain.token_ids

@@ -23,6 +23,7 @@ from specdemo.engine.model import open_model
 from specdemo.host import hardware
 from specdemo.pairs import loading, registry
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -88,7 +89,7 @@ def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
     asked = Settings(max_new_tokens=24, temperature=temperature, seed=3)
     for drafter, length in (("lookup", None), ("auto", None), ("model", 3)):
         asked = dataclasses.replace(asked, drafter=drafter, draft_tokens=length)
-        *_, trace = session.race(QUESTION, asked)
+        *_, trace = session.ask(Question(QUESTION, asked, baseline=True))
         assert trace.identical, trace.difference
     assert accepted(trace)
     assert "exact on torch:cpu" in trace.pair.numerics_found
@@ -195,7 +196,7 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
     ]
     asked = Settings(max_new_tokens=24, draft_tokens=3, drafter="model")
     with Session(loaded(*folders, device, others[device])) as session:
-        *_, trace = session.race(QUESTION, asked)
+        *_, trace = session.ask(Question(QUESTION, asked, baseline=True))
     assert trace.identical and accepted(trace)
 
 
@@ -253,7 +254,7 @@ def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
     asked = Settings(max_new_tokens=16)
     peers = list(peers_of("transformers", found, {"dtype": "float32"}))
     with Session(found) as session:
-        *_, trace = session.answer(QUESTION, asked)
+        *_, trace = session.ask(Question(QUESTION, asked))
     names = [f"transformers/{mode}" for mode in ("autoregressive", "prompt-lookup", "speculative")]
     assert sorted({peer.title for peer in peers}) == names
     for peer in peers:

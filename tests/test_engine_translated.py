@@ -26,6 +26,7 @@ from specdemo.errors import BadInput
 from specdemo.pairs import registry
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import summarize
@@ -78,8 +79,8 @@ def pair(folders, tiny_llama_pair):
 
 
 def answers(session, settings, prompt=PROMPT):
-    *_, trace = session.answer(prompt, settings)
-    *_, expected = session.answer(prompt, dataclasses.replace(settings, drafter="none"))
+    *_, trace = session.ask(Question(prompt, settings))
+    *_, expected = session.ask(Question(prompt, dataclasses.replace(settings, drafter="none")))
     return trace, expected
 
 
@@ -109,7 +110,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(pair):
         alone = [answers(session, WANTED, prompt)[1].token_ids for prompt in prompts]
 
         def ask(number: int) -> None:
-            *_, trace = session.answer(prompts[number] + "", WANTED)
+            *_, trace = session.ask(Question(prompts[number] + "", WANTED))
             found[number] = trace.token_ids
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
@@ -135,7 +136,7 @@ def test_its_cache_follows_the_accepted_text(pair):
             return inner(batch)
 
         model.forward = noting
-        list(session.answer(PROMPT * 2, WANTED))
+        list(session.ask(Question(PROMPT * 2, WANTED)))
     assert len(read) > 10 and read[0] >= len(PROMPT * 2)
     assert max(read[1:]) <= LOOKAHEAD + WANTED.draft_tokens
 
@@ -146,7 +147,9 @@ def test_it_is_not_asked_where_it_does_not_pay(pair):
         policy = session._engine.target("exact").policy
         for seconds, drafted in ((1.0, False), (1e-7, True)):
             policy.draft.learn({1: seconds, 16: seconds})
-            *_, trace = session.answer(PROMPT, dataclasses.replace(WANTED, draft_tokens=None))
+            *_, trace = session.ask(
+                Question(PROMPT, dataclasses.replace(WANTED, draft_tokens=None))
+            )
             assert any(round_.drafted for round_ in trace.rounds) == drafted
 
 
@@ -163,9 +166,9 @@ def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
     settings = dataclasses.replace(WANTED, temperature=0.7, coupling="maximal")
     with Session(pair) as session:
         with pytest.raises(BadInput, match="another vocabulary than the target; the maximal"):
-            next(session.answer(PROMPT, settings))
-        assert list(session.answer(PROMPT, dataclasses.replace(settings, drafter="lookup")))
-        assert list(session.answer(PROMPT, dataclasses.replace(settings, temperature=0.0)))
+            next(session.ask(Question(PROMPT, settings)))
+        assert list(session.ask(Question(PROMPT, dataclasses.replace(settings, drafter="lookup"))))
+        assert list(session.ask(Question(PROMPT, dataclasses.replace(settings, temperature=0.0))))
 
 
 def test_it_is_audited_with_the_shared_coupling(pair):

@@ -27,6 +27,7 @@ from specdemo.pairs import registry, sources
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.ui import offers
@@ -200,7 +201,7 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
     settings = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
     with Session(loaded) as session:
-        *_, trace = session.race("Hello", settings, measured=False)
+        *_, trace = session.ask(Question("Hello", settings, measured=False, baseline=True))
     assert trace.identical and len(trace.token_ids) == 30
     text, drafted = trace.prompt_tokens, []
     for round_ in trace.rounds:
@@ -277,7 +278,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     settings = Settings(max_new_tokens=30)
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
     with Session(tiny_llama_pair) as session:
-        *_, first = session.race("hello", settings)
+        *_, first = session.ask(Question("hello", settings, baseline=True))
         numerics_found = session.info.numerics_found
         acceptance = deepcopy(session._engine.profile.acceptance)
 
@@ -288,7 +289,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     monkeypatch.setattr(cost_measurement, "learn_costs", refuse)
     with Session(tiny_llama_pair) as session:
         assert acceptance and session._engine.profile.acceptance == acceptance
-        *_, second = session.race("hello", settings)
+        *_, second = session.ask(Question("hello", settings, baseline=True))
         assert session.info.numerics_found == numerics_found
     assert second.token_ids == first.token_ids and second.identical
 

@@ -18,6 +18,7 @@ from specdemo.errors import DamagedModel, FetchError, RequestFailed
 from specdemo.pairs import embedded, hub, loading, sources
 from specdemo.pairs.hub import Check
 from specdemo.pairs.registry import ModelChoice, chosen_pair
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -218,4 +219,4 @@ def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair)
         with pytest.raises(DamagedModel, match=ir.WEIGHTS):
             session.loaded.check.require()
         with pytest.raises(DamagedModel, match=ir.WEIGHTS):
-            session.answer("Hi", Settings(max_new_tokens=2))
+            session.ask(Question("Hi", Settings(max_new_tokens=2)))

@@ -39,6 +39,7 @@ pathlib.Path.open = elsewhere
 ANSWER = """
 from tiny_models import embed
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.question import Question
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import EMBEDDED, chosen_pair
 from specdemo.runs.session import Session
@@ -51,7 +52,8 @@ own = load_pair(chosen_pair(choice))
 assert (own.target.parent / "source.gguf").stat().st_size == os.stat(source).st_size
 for pair in (load_pair(EMBEDDED), own):
     with Session(pair) as session:
-        *_, trace = session.race("Count from one to five.", Settings(max_new_tokens=12))
+        question = Question("Count from one to five.", Settings(max_new_tokens=12), baseline=True)
+        *_, trace = session.ask(question)
     assert trace.identical and len(trace.token_ids) == 12, trace
     pair.check.require()
 print("answered")

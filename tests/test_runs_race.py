@@ -65,7 +65,7 @@ def test_the_median_race_is_on_show_and_races_are_repeated_until_they_suffice(
     seconds, speedup, extent, races, enough
 ):
     trace = raced(*seconds)
-    result = race.verdict(trace)
+    result = trace.verdict
     assert result.speedup == pytest.approx(speedup)
     assert result.range == pytest.approx(extent)
     assert (result.races, race.enough(trace)) == (races, enough)
@@ -77,8 +77,8 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
     company = timed(0.1, 0.9, shared_with=1)
     disturbed = dataclasses.replace(TRACE, compiling=True)
     trace = race.on_show([disturbed, company])
-    assert trace.watched and race.verdict(trace) is None and not race.enough(trace)
-    assert race.verdict(race.on_show([TRACE, company])).speedup == pytest.approx(2.0)
+    assert trace.watched and trace.verdict is None and not race.enough(trace)
+    assert race.on_show([TRACE, company]).verdict.speedup == pytest.approx(2.0)
 
 
 def test_what_cannot_be_compared_is_not_repeated():
@@ -129,7 +129,7 @@ def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched()
     for repeat in data["repeats"]:
         for name in ("times", "tokens", "baseline_times"):
             del repeat[name]
-    assert race.verdict(from_json(json.dumps(data))) == race.verdict(trace)
+    assert from_json(json.dumps(data)).verdict == trace.verdict
     old = json.loads(to_json(TRACE))
     del old["watched"], old["compiling"]
     old["repeats"] = [{"seconds": 1.0, "baseline_seconds": 1.5}]
@@ -206,7 +206,7 @@ def test_both_runs_of_a_race_and_its_repeats_decode_the_same_token_ids(toy, few)
 
 def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(toy, few):
     [only] = traces_of(toy, loading=lambda: True)
-    assert only.compiling and race.verdict(only) is None
+    assert only.compiling and only.verdict is None
     stop, traces = threading.Event(), []
     for event in toy.race("one two three", Settings(max_new_tokens=5), repeat=60.0, stop=stop):
         if isinstance(event, Trace):

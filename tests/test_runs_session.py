@@ -47,7 +47,7 @@ def chat(tiny_chat):
 
 
 def answered(session: Session, instruction: str, settings: Settings, **options) -> Trace:
-    *_, trace = session.answer(instruction, settings, **options)
+    *_, trace = session.ask(Question(instruction, settings, **options))
     return trace
 
 
@@ -63,7 +63,7 @@ def forget_prompts(session: Session) -> None:
 )
 def test_the_embedded_pair_answers_as_its_baseline_does(embedded_session, prompt, temperature):
     settings = Settings(max_new_tokens=30, temperature=temperature, top_p=0.95, seed=3)
-    *events, trace = embedded_session.race(prompt, settings, measured=False)
+    *events, trace = embedded_session.ask(Question(prompt, settings, measured=False, baseline=True))
     events = [event for event in events if not isinstance(event, Waiting)]
     tokens = [event for event in events if isinstance(event, BaselineToken)]
     assert trace.rounds + trace.baseline.tokens == tuple(events)
@@ -119,7 +119,11 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
 
     monkeypatch.setattr(target, "forward", other_choice)
     with pytest.raises(StopIteration) as ended:
-        decoding = race.with_baseline(session, Question(PROMPTS[0], settings), trace)
+        autoregressive = dataclasses.replace(settings, drafter="none")
+        run = session.submit(
+            Question(PROMPTS[0], autoregressive), prefill_seconds=trace.prefill_seconds
+        )
+        decoding = race.with_baseline(run, trace)
         while True:
             next(decoding)
     trace = ended.value.value
@@ -168,8 +172,8 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
 @pytest.mark.parametrize(("during", "ended"), [(Round, "cancelled"), (BaselineToken, "length")])
 def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded_session, during, ended):
     stop = threading.Event()
-    events = embedded_session.race(
-        PROMPTS[0], Settings(max_new_tokens=30), stop=stop, measured=False
+    events = embedded_session.ask(
+        Question(PROMPTS[0], Settings(max_new_tokens=30), stop=stop, measured=False, baseline=True)
     )
     next(event for event in events if isinstance(event, during))
     stop.set()
@@ -181,7 +185,7 @@ def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded_session
 def test_dropping_the_iterator_frees_its_blocks(chat):
     answered(chat, PROMPTS[0], Settings(max_new_tokens=5))  # the cache keeps the prompt
     used = chat._engine.target("exact").model.pool.used
-    events = chat.answer(PROMPTS[0], Settings(max_new_tokens=200))
+    events = chat.ask(Question(PROMPTS[0], Settings(max_new_tokens=200)))
     next(events), next(events)
     events.close()
     assert chat._engine.target("exact").model.pool.used == used
@@ -194,7 +198,7 @@ def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answe
     with closing(Session(pair)) as session:
         trace = answered(session, "hello", settings, baseline=True)
         with pytest.raises(BadInput, match="no draft model"):
-            session.answer("hi", Settings(drafter="model"))
+            session.ask(Question("hi", Settings(drafter="model")))
     assert trace.finish_reason == "context" and trace.identical
     assert trace.prompt_tokens + len(trace.token_ids) == 40
 
@@ -211,12 +215,12 @@ def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answe
 )
 def test_bad_requests_are_refused_before_anything_runs(session, prompt, message):
     with pytest.raises(BadInput, match=message):
-        session.answer(prompt, Settings())
+        session.ask(Question(prompt, Settings()))
 
 
 def test_a_conversation_is_put_into_the_chat_template(chat):
     turns = [Message("system", "Answer in one word."), Message("user", "The capital of France?")]
-    *_, trace = chat.race(turns, Settings(max_new_tokens=8))
+    *_, trace = chat.ask(Question(turns, Settings(max_new_tokens=8), baseline=True))
     ids = chat.loaded.template.render_chat(turns, chat.loaded.tokenizer)
     assert trace.identical and trace.prompt_tokens == len(ids)
     assert trace.instruction == "The capital of France?"
@@ -269,13 +273,14 @@ def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
         session.prepare()
         session._engine.target("exact").model.resize_cache(10)
         with pytest.raises(BadInput, match="KV cache holds 320"):
-            next(session.answer("hello " * 20, Settings(max_new_tokens=250)))
+            next(session.ask(Question("hello " * 20, Settings(max_new_tokens=250))))
 
 
 def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(tiny_llama_pair):
     with Session(tiny_llama_pair, background=False) as session:
         target = session._engine.target("exact")
-        *_, trace = session.race("hello", Settings(max_new_tokens=4), measured=False)
+        question = Question("hello", Settings(max_new_tokens=4), baseline=True)
+        *_, trace = session.ask(dataclasses.replace(question, measured=False))
         assert trace.identical is True and not target.measured
-        list(session.race("hello", Settings(max_new_tokens=4)))
+        list(session.ask(question))
         assert target.measured

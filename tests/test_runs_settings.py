@@ -11,6 +11,7 @@ from tiny_models import ir_folder
 
 from specdemo.errors import BadInput
 from specdemo.host import hardware
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -37,7 +38,9 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
     pair = dataclasses.replace(tiny_llama_pair, target=target, kv_cache=kv_cache)
     with Session(pair) as session:
         settings = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
-        *_, trace = session.race("one two one two one", settings, measured=False)
+        *_, trace = session.ask(
+            Question("one two one two one", settings, measured=False, baseline=True)
+        )
         properties = session.target_properties(numerics)
     assert len(trace.token_ids) == 24
     words = trace.pair.numerics_found
@@ -56,6 +59,6 @@ def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(
     monkeypatch.setattr(hardware, "available_bytes", lambda: 1000)
     with Session(tiny_llama_pair) as session:
         with pytest.raises(BadInput, match="keep to the numerics"):
-            list(session.answer("one two", Settings(max_new_tokens=2, numerics="fast")))
-        *_, trace = session.answer("one two", Settings(max_new_tokens=2))
+            list(session.ask(Question("one two", Settings(max_new_tokens=2, numerics="fast"))))
+        *_, trace = session.ask(Question("one two", Settings(max_new_tokens=2)))
         assert len(trace.token_ids) == 2

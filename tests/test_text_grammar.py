@@ -13,12 +13,12 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from fakes import until
+from fakes import next_token, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine.request import NextToken
 from specdemo.errors import BadInput
+from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.text.grammar import Grammars
 
@@ -202,8 +202,8 @@ def test_an_answer_is_that_of_constrained_autoregressive_decoding(marked_session
     for schema in (PERSON, SCHEMAS[3]):
         options = Settings(80, draft_tokens=8, json_schema=json.dumps(schema), **sampling)
         question = "Describe a person as JSON."
-        *_, trace = session.answer(question, options)
-        *_, autoregressive = session.answer(question, replace(options, drafter="none"))
+        *_, trace = session.ask(Question(question, options))
+        *_, autoregressive = session.ask(Question(question, replace(options, drafter="none")))
         assert trace.token_ids == autoregressive.token_ids
         assert trace.finish_reason == "length" or is_valid(trace.text, schema)
         forced = [token for r in trace.rounds for token in r.drafted if token.source == "grammar"]
@@ -216,6 +216,6 @@ def test_the_next_tokens_distribution_is_that_of_allowed_tokens(marked_session):
     tokenizer = marked_session.loaded.tokenizer
     options = Settings(temperature=1.0, json_schema=json.dumps(PERSON))
     ids = tuple(tokenizer.encode('{"name": "Ann", "likes": "'))
-    likely = marked_session.result_of(NextToken, "Who?", options, ids)
+    likely = next_token(marked_session, "Who?", options, ids)
     texts = {tokenizer.decode([id]) for id in likely.ids}
     assert texts and all("tea".startswith(text) or "coffee".startswith(text) for text in texts)

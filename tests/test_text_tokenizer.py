@@ -3,17 +3,19 @@ special token."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tokenizers
 from fakes import CHATML
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers import AddedToken, decoders
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 
 from specdemo.errors import FetchError
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
 
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
 TEXT = st.text(
@@ -21,7 +23,6 @@ TEXT = st.text(
 )
 SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "  ", "<|endoftext|>", "é"]
 HOSTILE = st.lists(st.sampled_from(SPECIAL) | TEXT, max_size=8).map("".join)
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +45,65 @@ def test_any_text_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
 
 
-@settings(max_examples=200, deadline=None)
-@given(ids=st.lists(st.integers(0, 250) | st.integers(0, 49_160), max_size=40))
-def test_streamed_text_is_the_decoded_text(tokenizer, ids):
-    whole, shown = tokenizer.decode(ids), "".join(map(tokenizer.stream(), ids))
-    assert whole == shown or whole.startswith(shown) and whole.endswith(REPLACEMENT)
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def made(folder: Path, words: list[str], pre_tokenizer: object, decoder: object) -> Tokenizer:
+    """A tokenizer of the bytes, `words`, an added token, and a special one."""
+    whole = tokenizers.Tokenizer(BPE({word: id for id, word in enumerate(BYTES + words)}, []))
+    whole.pre_tokenizer, whole.decoder = pre_tokenizer, decoder
+    whole.add_tokens([AddedToken("an added one")])
+    whole.add_special_tokens([AddedToken("<s>", special=True)])
+    whole.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder / "tokenizer.json")
+
+
+@pytest.fixture(scope="session", params=["embedded", "sentencepiece", "metaspace"])
+def any_tokenizer(request, tmp_path_factory) -> Tokenizer:
+    """Of each kind by which text becomes tokens."""
+    folder, words = tmp_path_factory.mktemp("vocabulary"), ["\u2581world", "\u2581", "a", "\u00e9"]
+    if request.param == "embedded":
+        return request.getfixturevalue("tokenizer")
+    if request.param == "metaspace":
+        return made(folder, words, Metaspace(), decoders.Metaspace())
+    steps = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    return made(folder, words, None, decoders.Sequence(steps))
+
+
+# Bytes of characters that are whole, cut and wrong, words, special tokens, and any others.
+IDS = st.one_of(
+    st.sampled_from(
+        [10, 32, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, *range(256, 262)]
+    ),
+    st.integers(0, 250),
+    st.integers(0, 49_160),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(IDS, max_size=60), before=st.integers(0, 60), special=st.booleans())
+@example(ids=[256, 10, 0xF0, 0x9F, 256], before=0, special=False)  # the issue of DecodeStream
+@example(ids=[256, 256], before=1, special=False)
+@example(ids=[10, 49_160, 0xC3], before=0, special=False)  # an id beyond the vocabulary
+def test_streamed_text_is_the_decoded_text(any_tokenizer, ids, before, special):
+    prompt = any_tokenizer.decode(ids[:before], special=special).removesuffix(REPLACEMENT)
+    whole = any_tokenizer.decode(ids, special=special)
+    stream = TextStream(any_tokenizer, before=ids[:before], special=special)
+    pieces = [stream.push(id) for id in ids[before:]]
+    text = "".join(pieces) + stream.rest()
+    if before == 0:
+        assert text == whole
+        shown = ""
+        for piece in pieces:
+            shown += piece
+            assert whole.startswith(shown), "what was shown is never taken back"
+    elif whole.startswith(prompt):
+        assert text == whole[len(prompt) :]
 
 
 def test_the_token_of_unknown_characters_is_special_only_where_it_is_spelled(tmp_path):

@@ -23,7 +23,7 @@ from tokenizers import AddedToken
 
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import RAW, Template
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import TextStream, Tokenizer
 from specdemo.text.tools import (
     GRANITE,
     HERMES,
@@ -117,11 +117,11 @@ def allows(model: SimpleNamespace, text: str, tools: Tools, schema: str = "") ->
 
 def read(model: SimpleNamespace, text: str, tools: Tools, size: int = 1000) -> tuple[str, list]:
     """The content and the calls of an answer that comes `size` tokens at a time."""
-    reader, decode = CallReader(tools, model.tokenizer), model.tokenizer.stream()
+    reader = CallReader(tools)
+    stream = TextStream(model.tokenizer, spelled=tools.markers(model.tokenizer))
     ids, content, calls = model.tokenizer.encode(text), "", []
     for start in range(0, len(ids), size):
-        tokens = [SimpleNamespace(id=id, text=decode(id)) for id in ids[start : start + size]]
-        new, read_calls = reader.read("".join(map(reader.spelled, tokens)))
+        new, read_calls = reader.read("".join(map(stream.push, ids[start : start + size])))
         content, calls = content + new, [*calls, *read_calls]
     new, read_calls = reader.read("", last=True)
     return content + new, [(call.name, call.arguments) for call in [*calls, *read_calls]]
@@ -189,8 +189,9 @@ def test_text_beside_calls_may_hold_added_tokens(marked, family):
 def test_what_the_mask_allows_is_read_as_calls_of_the_schema(marked, family, seed):
     form, _, _ = CALLS[family]
     tools, rng = Tools(FUNCTIONS, required=True, form=form), np.random.default_rng(seed)
-    tokenizer, decode = marked.tokenizer, marked.tokenizer.stream()
-    place, reader, calls = marked.grammars.compiled("", tools)(), CallReader(tools, tokenizer), []
+    tokenizer, reader, calls = marked.tokenizer, CallReader(tools), []
+    place = marked.grammars.compiled("", tools)()
+    stream = TextStream(tokenizer, spelled=tools.markers(tokenizer))
     closing = {tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",')}
     for _ in range(300):
         allowed = np.flatnonzero(place.mask())
@@ -199,8 +200,7 @@ def test_what_the_mask_allows_is_read_as_calls_of_the_schema(marked, family, see
         if id == 2:
             break
         place.advance(id)
-        text = reader.spelled(SimpleNamespace(id=id, text=decode(id)))
-        content, read_calls = reader.read(text)
+        content, read_calls = reader.read(stream.push(id))
         assert content == ""
         calls += read_calls
     assert calls and reader.read("", last=True) == ("", ())
@@ -228,7 +228,7 @@ def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
     arguments = '{"to": "<tool_call>\\n}\\n</tool_call>"}'
     call = f'<tool_call>\n{{"name": "greet", "arguments": {arguments}}}\n</tool_call>'
     text = f"Well, <tool> {call}\n{call} {call[:-3]}"
-    reader, content, calls = CallReader(Tools(FUNCTIONS), plain.tokenizer), "", []
+    reader, content, calls = CallReader(Tools(FUNCTIONS)), "", []
     for start in range(0, len(text), size):
         more, read_calls = reader.read(text[start : start + size], start + size >= len(text))
         content, calls = content + more, [*calls, *read_calls]

@@ -18,6 +18,7 @@ from specdemo.pairs import embedded
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import choice_of, chosen_pair, own_pair
 from specdemo.pairs.sources import source_of
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.training import data, network, steps
@@ -80,7 +81,7 @@ def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target
     sources = (source_of(str(path), "model", "int8") for path in (target, trained))
     with Session(load_pair(own_pair(*sources))) as session:
         how = Settings(max_new_tokens=60, drafter="model", draft_tokens=3)
-        *_, trace = session.race("What is 3 plus 4?", how)
+        *_, trace = session.ask(Question("What is 3 plus 4?", how, baseline=True))
     assert trace.identical
     assert {token.source for round_ in trace.rounds for token in round_.drafted} == {"head"}
     assert len(trace.rounds) < 0.8 * len(trace.token_ids)

@@ -23,8 +23,9 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import PairInfo
-from specdemo.runs.question import Event, Question
+from specdemo.runs.question import Event, Prompt, Question
 from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 from specdemo.text.templates import Template
 from specdemo.text.tokenizer import Tokenizer
 
@@ -137,6 +138,12 @@ class ToySession(Session):
         events = super().ask(question)
         self.questions.append(question)
         return events
+
+    def answer(self, prompt: Prompt, settings: Settings, **fields: object) -> Generator[Event]:
+        return self.ask(Question(prompt, settings, **fields))
+
+    def race(self, prompt: Prompt, settings: Settings, **fields: object) -> Generator[Event]:
+        return self.answer(prompt, settings, baseline=True, **fields)
 
     def close(self) -> None:
         self.target.gate.set()

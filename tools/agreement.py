@@ -24,7 +24,7 @@ from specdemo.host import measured
 from specdemo.options import CONFIG, option
 from specdemo.pairs.loading import LoadedPair, vocabulary_difference
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice
-from specdemo.runs.question import trace_of
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -44,7 +44,8 @@ def agreement(
     settings = replace(settings, temperature=0.0, drafter="auto")
     with Session(reference) as session:
         answers = [
-            trace_of(session.answer(prompt.instruction, settings)).token_ids for prompt in prompts
+            trace_of(session.ask(Question(prompt.instruction, settings))).token_ids
+            for prompt in prompts
         ]
     core = ov.Core()
     properties, *_ = numerics.candidates(other.target, "CPU", "auto", True, core)

@@ -41,7 +41,7 @@ def record(options: argparse.Namespace) -> None:
     if options.model:
         choice = ModelChoice("", options.model, options.assistant_model)
     with closing(Session(load_pair(chosen_pair(choice)))) as session:
-        list(session.race(WARM_UP, Settings()))
+        list(session.ask(Question(WARM_UP, Settings(), baseline=True)))
         for race in options.races or [QUESTION]:
             name, instruction = race.split("=", 1)
             schema = json.dumps(BOOK) if name.endswith("json") else ""

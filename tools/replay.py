@@ -62,7 +62,7 @@ from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.question import trace_of
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -203,8 +203,9 @@ def record(
     for temperature in (0.0, settings.temperature or SAMPLED):
         for number, prompt in enumerate(prompts):
             own = replace(settings, temperature=temperature, seed=settings.seed + number)
-            answer = trace_of(session.answer(prompt.instruction, own)).token_ids
-            choices = session.result_of(_Along, prompt.instruction, own, answer)
+            question = Question(prompt.instruction, own)
+            answer = trace_of(session.ask(question)).token_ids
+            choices = session.submit(question, _Along, answer=list(answer)).result()
             yield replace(choices, id=prompt.id, task=prompt.task)
 
 

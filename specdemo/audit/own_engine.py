@@ -9,7 +9,7 @@ from specdemo.audit.engines import Conversation, Outcomes, PairEngine, messages
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.request import NextToken
 from specdemo.pairs.loading import LoadedPair
-from specdemo.runs.question import trace_of
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Drafter, Settings
 
@@ -39,7 +39,7 @@ class OwnEngine(PairEngine):
         self, conversation: Conversation, settings: Settings, speculative: bool
     ) -> Sequence[int | str]:
         settings = replace(settings, drafter=self._drafter if speculative else "none")
-        return trace_of(self._session.answer(messages(conversation), settings)).token_ids
+        return trace_of(self._session.ask(Question(messages(conversation), settings))).token_ids
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
         turns = messages(conversation)
@@ -51,7 +51,9 @@ class OwnEngine(PairEngine):
                     longer[prefix] = chance
                     continue
                 ids = tuple(map(int, prefix))
-                following = self._session.result_of(NextToken, turns, settings, ids)
+                question = Question(turns, settings)
+                run = self._session.submit(question, NextToken, answer=list(ids))
+                following = run.result()
                 for token, share in zip(following.ids, following.probabilities, strict=True):
                     longer[*prefix, int(token)] = chance * float(share)
             outcomes = longer

@@ -10,7 +10,7 @@ from specdemo.host import measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Table
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, chosen_pair
-from specdemo.runs.question import trace_of
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import combined, over, summarize
@@ -43,7 +43,7 @@ def tune(
                 settings = Settings(max_new_tokens=TOKENS)
                 if number == 0 and draft != NO_DRAFT:  # a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
-                traces.append(trace_of(session.race(instruction, settings)))
+                traces.append(trace_of(session.ask(Question(instruction, settings, baseline=True))))
         total = combined(map(summarize, traces[1:]))
         results.append(
             DraftResult(

@@ -12,7 +12,7 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress, printable, progress_bar
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.question import Event
+from specdemo.runs.question import Event, Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json
 
@@ -58,7 +58,7 @@ def run(
             for origin, style in STYLES.items():
                 screen.print(origin, style=style, end="   ")
             screen.print("\n")
-        events = session.answer(instruction, settings, baseline=baseline)
+        events = session.ask(Question(instruction, settings, baseline=baseline))
         trace = show(after_preparation(events), screen)
         loaded.check.require(CHECK_SECONDS)
     screen.print("\n" + "\n".join(figures_of(trace)))

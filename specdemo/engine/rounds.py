@@ -1,6 +1,6 @@
-"""The rounds that decoding yields. `Request` sets `shown_at`, and the session the tokens' texts."""
+"""The rounds that decoding yields. `Request` sets `shown_at`, and the session the texts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["first", "correction", "bonus", "plain"]
@@ -52,7 +52,8 @@ class EmittedToken:
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
     `emitted` is None when the answer ended inside the accepted draft tokens. `logprobs` are those
-    of `tokens`, if the request asked for them."""
+    of `tokens`, if the request asked for them. `text` is what it adds to the answer's text: without
+    a last incomplete character, and without what may become a stop string."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None
@@ -60,6 +61,7 @@ class Round:
     verify_seconds: float
     shown_at: float
     logprobs: tuple[Logprobs, ...] = ()
+    text: str = field(default="", compare=False)
 
     @property
     def accepted(self) -> int:

@@ -1,19 +1,29 @@
-"""What a session is asked, and the events of its answer."""
+"""What a session is asked, the run that answers it, and the events of the answer."""
+
+from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.rounds import Round
-from specdemo.engine.scheduler import Waiting
+from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
+from specdemo.host.energy import EnergyMeter
 from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.text.chat import read_messages
+from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message
+from specdemo.text.tokenizer import TextStream, Tokenizer
 from specdemo.text.tools import Tools
+
+if TYPE_CHECKING:
+    from specdemo.engine.request import Request
 
 Event = Waiting | Round | BaselineToken | Trace
 
@@ -50,6 +60,96 @@ class Question:
             return self.title or str(self.prompt or "")
         last = self.prompt[-1]
         return last.content if isinstance(last, Message) else ""
+
+
+class AnswerRun:
+    """A submitted request, and the one place where its tokens become text. After its `events`: the
+    `rounds` up to a stop string; the `joules` of the machine's processors during decoding, None
+    where they cannot be read; `compiling`, whether models were loaded or compiled meanwhile."""
+
+    def __init__(self, question: Question, request: Request, handle: Handle, tokenizer: Tokenizer):
+        self.request, self.handle = request, handle
+        self.rounds: list[Round] = []
+        self.joules: float | None = None
+        self._tokenizer = tokenizer
+        spelled = question.tools.markers(tokenizer) if question.tools else {}
+        self._stream = TextStream(tokenizer, spelled=spelled)
+        self._stops = StopStrings(question.settings.stop)
+        self._loading, self.compiling = question.loading, question.loading()
+
+    def events(self) -> Generator[Waiting | Round]:
+        """Yields the events as they come. Raises the request's error."""
+        meter = None
+        with closing(self.handle.events()) as events:
+            try:
+                for event in events:
+                    if isinstance(event, Round):
+                        meter = meter or EnergyMeter()  # after the prefill, the first round
+                        event = self._with_texts(event)
+                        self.rounds.append(event)
+                    yield event
+                    if self._stops.found:
+                        return
+                self._end_text()
+            finally:
+                self.joules = meter.joules if meter else None
+                self.compiling = self.compiling or self.handle.compiling or self._loading()
+
+    def result(self) -> Any:
+        """What the request's `work` returned, after all its events."""
+        deque(self.events(), maxlen=0)
+        return self.handle.result
+
+    def _with_texts(self, round_: Round) -> Round:
+        """The round with texts, and without the tokens after a stop string. Rejected tokens are
+        decoded by themselves."""
+        for rejected in round_.drafted[round_.accepted :]:
+            rejected.text = self._tokenizer.decode([rejected.id])
+        for index, token in enumerate(round_.tokens):
+            token.text = self._stream.push(token.id)
+            round_.text += self._stops.push(token.text)
+            if self._stops.found and index < round_.accepted:
+                drafted, logprobs = round_.drafted[: index + 1], round_.logprobs[: index + 1]
+                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
+        return round_
+
+    def _end_text(self) -> None:
+        """Add to the last round what later tokens could have changed."""
+        if not self.rounds:
+            return
+        last, rest = self.rounds[-1], self._stream.rest()
+        last.tokens[-1].text += rest
+        last.text += self._stops.push(rest) + self._stops.rest()
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
+        if self._stops.found:
+            return "stop"
+        reason: Literal["stop", "length", "context"] = self.handle.result
+        return "cancelled" if self.handle.stopped else reason
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for round_ in self.rounds for token in round_.tokens)
+
+    @property
+    def outside_seconds(self) -> float:
+        """Seconds of decoding outside inference."""
+        decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
+        return max(decoding - self.request.inference, 0.0)
+
+
+def with_text(events: Iterable[Event]) -> Iterator[tuple[Event, str]]:
+    """Each event with the certain text that it adds to the answer; the Trace has the last of it."""
+    sent = 0
+    for event in events:
+        text = ""
+        if isinstance(event, Trace):
+            text = event.text[sent:]
+        elif isinstance(event, Round):
+            text = event.text
+        sent += len(text)
+        yield event, text
 
 
 def trace_of(events: Iterable[Event]) -> Trace:

@@ -1,99 +1,37 @@
 """Answers with a loaded pair: turns texts into requests to the engine, and their rounds into
 traces. The page, the command line, the servers and the benchmark use it."""
 
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 from specdemo.engine import checkpoint
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
+from specdemo.engine.policy import Acceptance
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request
-from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.scheduler import QUEUED, Activity, Handle, Waiting
-from specdemo.errors import BadInput, ModelError
+from specdemo.engine.scheduler import QUEUED, Activity
+from specdemo.errors import BadInput, Busy, ModelError
 from specdemo.host import hardware, measured
-from specdemo.host.energy import EnergyMeter
 from specdemo.host.terminal import Meter, Progress, Report, watched
 from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
-from specdemo.runs.question import Event, Prompt, Question
-from specdemo.runs.settings import Settings
+from specdemo.runs.question import AnswerRun, Event, Prompt, Question
 from specdemo.runs.trace import ForwardCosts, Trace
 from specdemo.text.grammar import Grammars
-from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message
-from specdemo.text.tokenizer import Tokenizer
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
 
-
-class AnswerRun:
-    """A submitted request. After its `events`: the `rounds` with texts, up to a stop string, and
-    the `joules` of the machine's processors during decoding, None where they cannot be read."""
-
-    def __init__(self, request: Request, handle: Handle, tokenizer: Tokenizer, stop: Sequence[str]):
-        self.request, self.handle = request, handle
-        self.rounds: list[Round] = []
-        self.joules: float | None = None
-        self._next_text, self._decode = tokenizer.stream(), tokenizer.decode
-        self._stops = StopStrings(stop)
-
-    def events(self) -> Generator[Waiting | Round]:
-        """Yields the events as they come. Raises the request's error."""
-        meter = None
-        with closing(self.handle.events()) as events:
-            try:
-                for event in events:
-                    if isinstance(event, Round):
-                        meter = meter or EnergyMeter()  # after the prefill, the first round
-                        event = self._with_texts(event)
-                        self.rounds.append(event)
-                    yield event
-                    if self._stops.found:
-                        return
-            finally:
-                self.joules = meter.joules if meter else None
-
-    def _with_texts(self, round_: Round) -> Round:
-        """The round with texts, and without the tokens after a stop string. Rejected tokens are
-        decoded by themselves."""
-        for token in round_.drafted:
-            token.text = self._next_text(token.id) if token.accepted else self._decode([token.id])
-        if round_.emitted:
-            round_.emitted.text = self._next_text(round_.emitted.id)
-        for place, shown in enumerate(round_.tokens):
-            self._stops.push(shown.text)
-            if self._stops.found and place < round_.accepted:
-                drafted, logprobs = round_.drafted[: place + 1], round_.logprobs[: place + 1]
-                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
-        return round_
-
-    @property
-    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
-        if self._stops.found:
-            return "stop"
-        reason: Literal["stop", "length", "context"] = self.handle.result
-        return "cancelled" if self.handle.stopped else reason
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for round_ in self.rounds for token in round_.tokens)
-
-    @property
-    def outside_seconds(self) -> float:
-        """Seconds of decoding outside inference."""
-        decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
-        return max(decoding - self.request.inference, 0.0)
+Rates = dict[str, Acceptance]
 
 
 class Session(AbstractContextManager["Session"]):
@@ -172,31 +110,6 @@ class Session(AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def result_of(
-        self,
-        kind: type[Request],
-        prompt: Prompt,
-        settings: Settings,
-        tokens: tuple[int, ...] = (),
-        stop: threading.Event | None = None,
-        **options: Any,
-    ) -> Any:
-        """The result of a request of class `kind` after the answer's `tokens`; `options` are its
-        fields."""
-        question = Question(prompt, settings, stop=stop)
-        request = self.request(question, kind, answer=list(tokens), **options)
-        handle = self.submit(question, request).handle
-        list(handle.events())
-        return handle.result
-
-    def answer(self, prompt: Prompt, settings: Settings, **options: Any) -> Generator[Event]:
-        """`ask`, with the fields of Question as `options`."""
-        return self.ask(Question(prompt, settings, **options))
-
-    def race(self, prompt: Prompt, settings: Settings, **options: Any) -> Generator[Event]:
-        """`answer`, and then the baseline."""
-        return self.ask(Question(prompt, settings, baseline=True, **options))
-
     def ask(self, question: Question) -> Generator[Event]:
         """Yields each Round as it is made, with `baseline` then the BaselineTokens, and last the
         Trace, with `repeat` again after each further race. A Waiting comes every second while the
@@ -204,8 +117,7 @@ class Session(AbstractContextManager["Session"]):
         answer has no baseline; in one stopped later `identical` is None. Raises BadInput for
         unusable input, before anything runs, and Busy when too many requests wait. Closing the
         iterator ends it."""
-        timed, logprobs = question.baseline, question.logprobs
-        request = self.request(question, timed=timed, logprobs=logprobs)
+        request = self._request(question, timed=question.baseline, logprobs=question.logprobs)
         return self._events(question, request)
 
     def _events(self, question: Question, request: Request) -> Generator[Event]:
@@ -215,9 +127,9 @@ class Session(AbstractContextManager["Session"]):
             # A race: a quiet machine.
             yield from self._engine.preparing(settings.numerics, question.stop)
         target = self._engine.target(settings.numerics)
+        # A repeated question begins with the rates of the first time: what was learnt is fast.
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
-        loading = question.loading()
-        run = self.submit(question, request)
+        run = self._start(question, request)
         yield from run.events()
         trace = Trace(
             instruction=question.instruction or self._tokenizer.decode(request.tokens),
@@ -234,30 +146,66 @@ class Session(AbstractContextManager["Session"]):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=hardware.describe(),
             shared_with=run.handle.most_others,
-            costs=self.costs(settings.numerics, len(request.tokens), len(run.token_ids)),
-            compiling=run.handle.compiling or loading or question.loading(),
+            costs=self._costs(settings.numerics, len(request.tokens), len(run.token_ids)),
+            compiling=run.compiling,
         )
-        raced = question.baseline and run.finish_reason != "cancelled"
-        if raced:
-            trace = yield from race.with_baseline(self, question, trace)
-        yield trace
-        if raced:
-            yield from race.repeated(self, question, trace, rates)
+        if not question.baseline or run.finish_reason == "cancelled":
+            yield trace
+            return
 
-    def submit(self, question: Question, request: Request, *, first: bool = False) -> AnswerRun:
-        """Start a request for the question, with `first` before all that wait. Raises Busy."""
+        def again(autoregressive: bool, rates: Rates | None = None) -> AnswerRun:
+            """The question once more. Times count as if the prefill had taken as long as the first
+            time, because the prompt is in the prefix cache now."""
+            drafter = "none" if autoregressive else settings.drafter
+            asked = replace(question, settings=replace(settings, drafter=drafter))
+            prefill = trace.prefill_seconds
+            return self.submit(asked, first=True, timed=True, rates=rates, prefill_seconds=prefill)
+
+        def again_if_quiet(autoregressive: bool) -> AnswerRun | None:
+            """The question once more, to its end, unless others would be disturbed."""
+            activity = self.activity
+            if activity.active or activity.waiting or activity.preparing or question.loading():
+                return None
+            try:
+                run = again(autoregressive, deepcopy(rates))
+            except Busy:  # the models were closed
+                return None
+            run.result()
+            return run
+
+        trace = yield from race.with_baseline(again(autoregressive=True), trace)
+        yield trace
+        for raced in race.repeated(trace, question.repeat, again_if_quiet):
+            costs = self._costs(settings.numerics, raced.prompt_tokens, len(raced.tokens))
+            yield replace(raced, costs=costs)
+
+    def submit(
+        self,
+        question: Question,
+        kind: type[Request] = Request,
+        *,
+        first: bool = False,
+        **options: Any,
+    ) -> AnswerRun:
+        """Start a request of class `kind`, with `first` before all that wait; `options` are its
+        fields. Raises the errors of `ask`."""
+        return self._start(question, self._request(question, kind, **options), first)
+
+    def _start(self, question: Question, request: Request, first: bool = False) -> AnswerRun:
         target = self._engine.target(question.settings.numerics)
         handle = self._engine.submit(request, target, stop=question.stop, first=first)
-        return AnswerRun(request, handle, self._tokenizer, question.settings.stop)
+        return AnswerRun(question, request, handle, self._tokenizer)
 
-    def costs(self, numerics: str, prompt: int, answer: int) -> ForwardCosts | None:
+    def _costs(self, numerics: str, prompt: int, answer: int) -> ForwardCosts | None:
         """The cost model in the middle of an answer of so many tokens; None if not measured."""
         policy, context = self._engine.target(numerics).policy, prompt + answer // 2
         _, *seconds = policy.costs.forwards(context=context)
         token = policy.costs.baseline(context)
         return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
 
-    def request(self, question: Question, kind: type[Request] = Request, **options: Any) -> Request:
+    def _request(
+        self, question: Question, kind: type[Request] = Request, **options: Any
+    ) -> Request:
         """The question as a request of class `kind`; `options` are its fields. Raises BadInput for
         what this pair cannot answer, DamagedModel for damaged files."""
         loaded, settings = self.loaded, question.settings

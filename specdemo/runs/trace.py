@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
-from specdemo.text.stops import until_stop
+from specdemo.text.stops import StopStrings
 
 LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
 LONGEST_DRAFT = 64
@@ -25,6 +26,14 @@ LARGEST_COUNT = 2**31 - 1
 LONGEST_SECONDS = 1e6  # eleven days
 LARGEST_SPEEDUP = 1000.0
 LARGEST_RATE = 1e6  # tokens a second
+
+STYLES = {
+    "accepted": "background: #00785a33",
+    "forced": "background: #8a3fa033",
+    "correction": "background: #b04a0033; text-decoration: wavy underline",
+    "bonus": "background: #0069a833; text-decoration: double underline",
+}
+"""CSS of a token in a notebook, by kind; others have none."""
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 Joules = Annotated[float, Field(ge=0, le=1e12)]
@@ -129,11 +138,22 @@ class ForwardCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class RaceVerdict:
+    """The speed-up of the race on show, which is the median one of the `races` that count, the
+    least and the largest of these, and the seconds that all took to decode in the faster way."""
+
+    speedup: float
+    range: tuple[float, float]
+    races: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
-    `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads),
-    `outside_seconds` (wall time outside inference) and `joules` (of the machine's processors, None
-    where they cannot be read) are of decoding, without prefill. At most
+    """A whole run; `str(trace)` is the answer's text. `prompt_reused` counts the prompt tokens that
+    were already in the KV cache; `prefill_seconds` is the time of the prefill. `cpu_seconds` (of
+    all threads), `outside_seconds` (wall time outside inference) and `joules` (of the machine's
+    processors, None where they cannot be read) are of decoding, without prefill. At most
     `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
     models were loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
     takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
@@ -178,7 +198,9 @@ class Trace:
 
     @property
     def tokens(self) -> list[DraftToken | EmittedToken]:
-        """The answer's tokens, in order."""
+        """The answer's tokens, in order. Each has `id`, `text` and `kind`: "accepted" for a draft
+        token, "forced" if the schema allows no other; otherwise the target added it: the "first"
+        one, a "correction", a "bonus", or a "plain" one where nothing was drafted."""
         return [token for round_ in self.rounds for token in round_.tokens]
 
     @property
@@ -188,8 +210,62 @@ class Trace:
     @property
     def text(self) -> str:
         """The answer, without a stop string."""
-        text = "".join(token.text for token in self.tokens)
-        return until_stop(text, self.settings.stop)
+        return "".join(round_.text for round_ in self.rounds)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted draft tokens per draft token that the target judged; None without any."""
+        return summarize(self).acceptance_rate
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding: without the first token, which comes from the prefill."""
+        return summarize(self).tokens_per_second
+
+    @property
+    def speedup(self) -> float | None:
+        """Of a race: seconds of autoregressive decoding over those of speculative decoding, per
+        token after the first. Otherwise None."""
+        return summarize(self).speedup
+
+    @property
+    def verdict(self) -> RaceVerdict | None:
+        """The verdict of the races that count; None if none does. Speed-ups are per token."""
+        summary = summarize(self)
+        if not summary.speedup or not summary.baseline_decoded or self.disturbed:
+            return None
+        quiet = [race for race in self.repeats if not (race.disturbed or race.watched)]
+        seconds = [summary.decode_seconds, *(race.seconds for race in quiet)]
+        baseline = [summary.baseline_decode_seconds or 0.0]
+        baseline += [race.baseline_seconds for race in quiet]
+        tokens = summary.decoded / summary.baseline_decoded
+        speedups = [slow / fast * tokens for fast, slow in zip(seconds, baseline, strict=True)]
+        extent, least_seconds = (min(speedups), max(speedups)), min(sum(seconds), sum(baseline))
+        return RaceVerdict(summary.speedup, extent, len(speedups), least_seconds)
+
+    @property
+    def speedup_range(self) -> tuple[float, float] | None:
+        """The least and the largest speed-up of a repeated race, of which `speedup` is the median;
+        other work of this process disturbed none of them. None without such a race."""
+        return verdict.range if (verdict := self.verdict) else None
+
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: tokens coloured by kind, and the figures."""
+        tokens = "".join(
+            f'<span style="{STYLES.get(token.kind, "")}" title="{token.kind}">'
+            f"{escape(token.text)}</span>"
+            for token in self.tokens
+        )
+        figures = [f"{len(self.tokens)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
+        if self.acceptance_rate is not None:
+            figures.append(f"{self.acceptance_rate:.0%} of the draft tokens accepted")
+        if self.speedup is not None:
+            figures.append(f"speed-up {self.speedup:.2f}")
+        text = f'<div style="white-space: pre-wrap">{tokens}</div>'
+        return f"{text}<small>{', '.join(figures)}</small>"
 
     @property
     def decoding_rounds(self) -> list[Round]:
@@ -332,7 +408,7 @@ def as_json(value: Any) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    data = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
     if isinstance(value, Settings) and value.draft_tokens is None:
         data["draft_tokens"] = "auto"
     return data
@@ -353,6 +429,11 @@ def from_json(text: str | bytes) -> Trace:
         raise BadInput(
             f"The file is not a trace of schema 1: {wrong_parameter(error.errors())}"
         ) from None
+    stops = StopStrings(trace.settings.stop)
+    for round_ in trace.rounds:
+        round_.text = stops.push("".join(token.text for token in round_.tokens))
+    if trace.rounds:
+        trace.rounds[-1].text += stops.rest()
     summary, baseline = summarize(trace), trace.baseline
     tokens = tuple(token.id for token in baseline.tokens) if baseline else None
     rates = summary.tokens_per_second, summary.baseline_tokens_per_second or 0.0

@@ -8,9 +8,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import aclosing, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -25,12 +24,12 @@ from specdemo.engine.rounds import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
 from specdemo.host.turns import ShortestFirst
-from specdemo.runs.question import Question
+from specdemo.runs.bridge import merged
+from specdemo.runs.question import Question, with_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.server.metrics import Metrics, Record
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
-from specdemo.text.stops import StopStrings
 from specdemo.text.tools import CallReader, FunctionCall
 
 if TYPE_CHECKING:
@@ -173,109 +172,63 @@ class LocalBackend:
         stops = [threading.Event() for _ in range(request.answers)]
         if len(self._stops) + len(stops) > self._options.max_ongoing + self._options.max_waiting:
             raise Busy("Too many requests wait already; try again in a moment.")
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException]()
-
-        def put(item: Piece | BaseException) -> None:
-            with suppress(RuntimeError):  # the loop has closed, so no events are read
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-
         self._stops.update(stops)
-        self._begin(request, stops, put)
-        unfinished = len(stops)
-        try:
-            while unfinished:
-                try:
-                    async with asyncio.timeout(PING):
-                        event = await arrived.get()
-                except TimeoutError:
-                    event = Piece(None)
-                if isinstance(event, BaseException):
-                    raise event
-                if isinstance(event.what, Trace):
-                    if event.what.finish_reason == "cancelled":
-                        raise RequestFailed(STOPPED)
-                    unfinished -= 1
-                yield event
-        finally:
-            for stop in stops:
-                stop.set()
-
-    def _begin(
-        self,
-        request: CommonRequest,
-        stops: list[threading.Event],
-        put: Callable[[Piece | BaseException], None],
-    ) -> None:
-        """Begin the answers, in threads. They take half the places of the models at most, so that
-        other requests go on beside them. The first answer to a prompt reads it for the others."""
+        answers = Answers(self, request)
+        begins = {stop: partial(answers.run, number, stop) for number, stop in enumerate(stops)}
+        self._stops.update(stops)
+        # They take half the places of the models at most: other requests go on beside them.
         places = max(self._options.max_ongoing // 2, 1)
-        pool = ThreadPoolExecutor(min(places, len(stops)), "specdemo-answer")
-        reading = pool.submit(self._questions, request)
-        begun = [threading.Event() for _ in request.prompts]
+        async with aclosing(merged(begins, threads=places, ping=PING)) as pieces:
+            async for piece in pieces:
+                ended = piece.what if piece and isinstance(piece.what, Trace) else None
+                if ended and ended.finish_reason == "cancelled":
+                    raise RequestFailed(STOPPED)
+                yield piece or Piece(None)
 
-        def run(answer: int, stop: threading.Event) -> None:
-            number, repeated = divmod(answer, request.n or 1)
-            try:
-                with Record(self._metrics) as record:
-                    question = reading.result()[number]
-                    seed = (question.settings.seed + repeated) % 2**63
-                    settings = replace(question.settings, seed=seed)
-                    question = replace(question, settings=settings, stop=stop)
-                    if repeated:
-                        begun[number].wait()
-                    for event in self._events(request, question, answer):
-                        record.count(event.what)
-                        if isinstance(event.what, Round):
-                            begun[number].set()
-                        put(event)
-            except BaseException as error:
-                if isinstance(error, DamagedModel):
-                    self.failed = str(error)
-                if isinstance(error, BadInput):
-                    if error.param == "json_schema" and request.json_schema:
-                        error.param = "response_format"
-                    if error.code == "context_length_exceeded":
-                        error.param = "messages" if isinstance(request, ChatRequest) else "prompt"
-                put(RequestFailed(STOPPED) if self._session is None else error)
-            finally:
-                begun[number].set()
-                self._stops.discard(stop)
+    @contextmanager
+    def recorded(self, request: CommonRequest, stop: threading.Event) -> Iterator[Record]:
+        """Counts an answer, which ends when `stop` is set, and names the parameters of its errors.
+        A damaged model answers no further request."""
+        try:
+            with Record(self._metrics) as record:
+                yield record
+        except Exception as error:
+            if isinstance(error, DamagedModel):
+                self.failed = str(error)
+            if isinstance(error, BadInput):
+                if error.param == "json_schema" and request.json_schema:
+                    error.param = "response_format"
+                if error.code == "context_length_exceeded":
+                    error.param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            if self._session is None:
+                raise RequestFailed(STOPPED) from error
+            raise
+        finally:
+            self._stops.discard(stop)
 
-        for answer, stop in enumerate(stops):
-            pool.submit(run, answer, stop)
-        pool.shutdown(wait=False)
-
-    def _events(self, request: CommonRequest, question: Question, answer: int) -> Iterator[Piece]:
+    def pieces(self, request: CommonRequest, question: Question, answer: int) -> Iterator[Piece]:
         """The session's events until the question's `stop` is set. Raises BadInput or Busy before
         the first."""
-        reader = CallReader(question.tools, self._open_session.loaded.tokenizer)
+        reader = CallReader(question.tools)
         content, scored = self._echo(request, question)
-        stops = StopStrings(question.settings.stop)
         spelled = sent = 0  # characters of the answer
         unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._open_session.ask(question)) as events:
-            for event in events:
-                text = ""
-                if isinstance(event, Trace):
-                    text = stops.rest()
-                    if request.max_tokens == 0:
+            for event, text in with_text(events):
+                last = isinstance(event, Trace)
+                if request.max_tokens == 0:
+                    text = ""
+                    if isinstance(event, Trace):
                         event = replace(event, rounds=(), finish_reason="length")
-                    elif stops.found:  # the session does not spell the texts of calls
-                        event = replace(event, finish_reason="stop")
-                elif isinstance(event, Round) and request.max_tokens != 0 and not stops.found:
+                elif isinstance(event, Round):
                     for token, logprobs in zip_longest(event.tokens, event.logprobs):
                         if logprobs:
                             unsent.append((spelled, self._scored(token.id, logprobs)))
-                        piece = reader.spelled(token)
-                        spelled += len(piece)
-                        text += stops.push(piece)
-                    if stops.found and question.stop:
-                        question.stop.set()
+                        spelled += len(token.text)
                 sent += len(text)
-                certain = spelled == sent and not stops.found
-                while unsent and (unsent[0][0] < sent or certain):
+                while unsent and (unsent[0][0] < sent or spelled == sent):
                     scored.append(unsent.popleft()[1])
-                more, calls = reader.read(text, last=isinstance(event, Trace))
+                more, calls = reader.read(text, last=last)
                 yield Piece(event, content + more, answer, tuple(scored), calls)
                 content, scored = "", []
 
@@ -287,10 +240,9 @@ class LocalBackend:
             return question.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
-        prompt, settings = cast(tuple[int, ...], question.prompt), question.settings
-        scores = self._open_session.result_of(
-            PromptLogprobs, prompt, settings, logprobs=request.likeliest, stop=question.stop
-        )
+        prompt = cast(tuple[int, ...], question.prompt)
+        run = self._open_session.submit(question, PromptLogprobs, logprobs=request.likeliest)
+        scores = run.result()
         first, *others = prompt
         scored = map(self._scored, others, scores or ())
         return question.title, [ScoredToken(self._token_text(first)), *scored]
@@ -302,7 +254,7 @@ class LocalBackend:
     def _token_text(self, token: int) -> str:
         return self._open_session.loaded.tokenizer.decode([token], special=True)
 
-    def _questions(self, request: CommonRequest) -> list[Question]:
+    def questions(self, request: CommonRequest) -> list[Question]:
         """A question of token ids for each prompt. A text that cannot fit is refused by its length.
         Long ones are read one at a time, with as long a rest after each, so that other requests
         have the processor. Raises BadInput."""
@@ -358,6 +310,42 @@ class LocalBackend:
         if max(prompt) > last:
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
         return Question(tuple(prompt), settings, tokenizer.decode(prompt), logprobs=logprobs)
+
+
+class Answers:
+    """The answers to one request of a LocalBackend. The first answer to a prompt reads it for the
+    others."""
+
+    def __init__(self, backend: LocalBackend, request: CommonRequest):
+        self._backend, self._request = backend, request
+        self._lock = threading.Lock()
+        self._questions: list[Question] = []
+        self._read = [threading.Event() for _ in request.prompts]
+
+    def run(self, answer: int, stop: threading.Event) -> Generator[Piece]:
+        """The pieces of one answer."""
+        number, repeated = divmod(answer, self._request.n or 1)
+        read = self._read[number]
+        try:
+            with self._backend.recorded(self._request, stop) as record:
+                question = self._question(number)
+                seed = (question.settings.seed + repeated) % 2**63
+                settings = replace(question.settings, seed=seed)
+                if repeated:
+                    read.wait()
+                question = replace(question, settings=settings, stop=stop)
+                for piece in self._backend.pieces(self._request, question, answer):
+                    record.count(piece.what)
+                    if isinstance(piece.what, Round):
+                        read.set()
+                    yield piece
+        finally:
+            read.set()
+
+    def _question(self, number: int) -> Question:
+        with self._lock:
+            self._questions = self._questions or self._backend.questions(self._request)
+        return self._questions[number]
 
 
 class ReplicaBackend:

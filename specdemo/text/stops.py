@@ -18,12 +18,6 @@ def certain(text: str, strings: Sequence[str]) -> tuple[int, bool]:
     return len(text) - max(starts, default=0), False
 
 
-def until_stop(text: str, strings: Sequence[str]) -> str:
-    """The text before the first stop string, all of it without one."""
-    end, is_stop = certain(text, strings)
-    return text[:end] if is_stop else text
-
-
 class StopStrings:
     """Cuts a text that arrives in pieces before the first of `strings`. Afterwards `found`."""
 

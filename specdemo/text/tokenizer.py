@@ -5,13 +5,13 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from specdemo.convert.configuration import ADDED_TOKENS
 from specdemo.convert.ir import read_text
@@ -22,6 +22,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thr
 MARK = "\ud800"
 """Stands before characters that must not become part of a special token. No text can hold it: it is
 half of a character."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
 class Tokenizer:
@@ -54,6 +57,9 @@ class Tokenizer:
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
         unknown = content["model"].get("unk_token")
         self._unknown_id = unknown and self.token_id(unknown)
+        # Of tokens that stand for one byte each, such as <0x0A>.
+        names = [f"<0x{byte:02X}>" for byte in range(256 * ("ByteFallback" in text))]
+        self.byte_ids = frozenset(self.token_id(name) for name in names)
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -120,12 +126,9 @@ class Tokenizer:
         whole = [int(id) for id in ids]
         return str(self._parsing.decode(whole, skip_special_tokens=not special))
 
-    def stream(self, *, special: bool = False) -> Callable[[int], str]:
-        """A function from the next id to the text that it adds: "" while a character is incomplete
-        and, unless `special`, for special tokens. Without these the joined texts equal the result
-        of `decode`."""
-        decoding = DecodeStream(skip_special_tokens=not special)
-        return lambda id: decoding.step(self._parsing, int(id)) or ""
+    def stream(self) -> Callable[[int], str]:
+        """`push` of an eager TextStream, with the texts of special tokens."""
+        return TextStream(self, special=True, eager=True).push
 
     def string(self, id: int) -> str:
         """The vocabulary string of an id, "" beyond the vocabulary."""
@@ -140,6 +143,71 @@ class Tokenizer:
         """All vocabulary strings with their ids, added and special tokens too."""
         ids: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
         return ids
+
+
+class TextStream:
+    """The text that each further token adds: the difference of two decodings, with and without it.
+
+    Joined with `rest()`, the pieces equal the text that is decoded from all tokens at once, less
+    that of the tokens `before`. Special tokens have no text unless `special`, or unless `spelled`
+    gives their text. An `eager` stream gives the text of a token at once if it ends with a whole
+    character, though later bytes could change it. Only the last tokens are decoded again."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        before: Sequence[int] = (),
+        special: bool = False,
+        eager: bool = False,
+        spelled: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        self._tokenizer, self._special, self._eager = tokenizer, special, eager
+        self._spelled = spelled
+        self._ids = [id for id in before if self._has_text(id)][-2 * TAIL :]
+        text = self._text = self._decode(self._ids)
+        self._shown = len(text) - text.endswith(REPLACEMENT)
+
+    def push(self, id: int) -> str:
+        """The text that is certain after one more token: no later token can change it."""
+        if not self._has_text(id):
+            return self._spelled.get(id, "")
+        self._ids.append(int(id))
+        self._text = self._decode(self._ids)
+        begin, self._shown = self._shown, max(self._shown, self._certain())
+        piece = self._text[begin : self._shown]
+        if len(self._ids) > 2 * TAIL and self._shown == len(self._text):
+            self._forget(self._ids[-TAIL:])
+        return piece
+
+    def rest(self) -> str:
+        """The text that was not certain, once no more tokens come."""
+        return self._text[self._shown :]
+
+    def _has_text(self, id: int) -> bool:
+        skipped = not self._special and id in self._tokenizer.special_ids
+        return not skipped and bool(self._tokenizer.string(id))
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
+
+    def _certain(self) -> int:
+        """Length of the text without its last character if that is incomplete. All bytes of a run
+        of byte tokens become replacement characters if one of them fits into no character."""
+        if self._eager:
+            return 0 if self._text.endswith(REPLACEMENT) else len(self._text)
+        known = len(self._ids)
+        while known and self._ids[known - 1] in self._tokenizer.byte_ids:
+            known -= 1
+        if known < len(self._ids):
+            return len(self._decode(self._ids[:known]))
+        return len(self._text) - self._text.endswith(REPLACEMENT)
+
+    def _forget(self, tail: list[int]) -> None:
+        """Go on with the tokens `tail` only, if their text is the same without those before."""
+        text = self._decode(tail)
+        if text and self._text.endswith(text) and not text.startswith(REPLACEMENT):
+            self._ids, self._text, self._shown = tail, text, len(text)
 
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> tokenizers.Encoding:

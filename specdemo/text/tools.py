@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specdemo.engine.rounds import DraftToken, EmittedToken
 from specdemo.text.stops import certain
 from specdemo.text.tokenizer import Tokenizer
 
@@ -75,26 +74,23 @@ class Tools:
     several: bool = True
     form: CallForm = HERMES
 
+    def markers(self, tokenizer: Tokenizer) -> dict[int, str]:
+        """The special tokens that mark calls, with their texts."""
+        added = tokenizer.added.items()
+        special = {id: text for text, id in added if id in tokenizer.special_ids}
+        return {id: text for id, text in special.items() if text in self.form.text}
+
 
 class CallReader:
     """Splits an answer of `tools` into content and calls, piece by piece; without tools all is
     content."""
 
-    def __init__(self, tools: Tools | None, tokenizer: Tokenizer):
+    def __init__(self, tools: Tools | None):
         self._tools, self._form = tools, tools.form if tools else HERMES
         functions = json.loads(tools.functions) if tools else ()
         self._openings = {tool["name"] + self._form.middle: tool["name"] for tool in functions}
-        self._markers = {
-            id: text
-            for text, id in tokenizer.added.items()
-            if id in tokenizer.special_ids and text in self._form.text
-        }
         self._unread = ""
         self._has_content = self._after_call = False
-
-    def spelled(self, token: DraftToken | EmittedToken) -> str:
-        """The text of a token; that of a special token only if it marks calls."""
-        return self._markers.get(token.id, token.text) if self._tools else token.text
 
     def read(self, text: str, last: bool = False) -> tuple[str, tuple[FunctionCall, ...]]:
         """The content that is certain after `text`, and the calls that it completes. With `last` a

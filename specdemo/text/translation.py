@@ -18,7 +18,7 @@ class TextTranslation:
 
     def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
         self._target, self._draft = target, draft
-        self._stream = target.stream(special=True)
+        self._stream = target.stream()
         self._context: list[int] = []
         self._pieces: list[str] = []
         self._text = ""
@@ -52,7 +52,7 @@ class TextTranslation:
         character wait; with `whole_words`, so does the last word."""
         special_ids = self._draft.special_ids
         end = next((index for index, id in enumerate(drafted) if id in special_ids), None)
-        pieces = _pieces(self._draft.stream(special=True), self._ids[-TAIL:], drafted[:end])
+        pieces = _pieces(self._draft.stream(), self._ids[-TAIL:], drafted[:end])
         whole_words &= end is None
         if whole_words:
             ends = (end for end in range(len(pieces) - 1, -1, -1) if _word_ends(pieces, end))
@@ -61,7 +61,7 @@ class TextTranslation:
             pieces.pop()
         ids = self._following("".join(pieces))
         starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
-        own = _pieces(self._target.stream(special=True), self._context[-TAIL:], ids)
+        own = _pieces(self._target.stream(), self._context[-TAIL:], ids)
         bounds = [0, *accumulate(map(len, own))]
         translated = [
             (id, sum(first <= start < last for start in starts))

@@ -17,7 +17,7 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.runs.question import Event as SessionEvent
-from specdemo.runs.question import Question, trace_of
+from specdemo.runs.question import Question, trace_of, with_text
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
@@ -246,8 +246,9 @@ def add_endpoint(service: Service, offer: Offer) -> None:
 
 def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
-    sent, sent_at = 0, 0.0
-    for event in events:
+    delta, sent_at = "", 0.0
+    for event, text in with_text(events):
+        delta += text
         if isinstance(event, Waiting):
             continue
         if isinstance(event, Round):
@@ -259,7 +260,7 @@ def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, 
         examined = sum(len(judged(round_)) for round_ in rounds)
         spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
         yield {
-            "delta": "".join(token.text for round_ in rounds[sent:] for token in round_.tokens),
+            "delta": delta,
             "tokens": tokens,
             "tokens_per_second": over(tokens - 1, spent) or 0.0,
             "acceptance_rate": over(accepted, examined),
@@ -267,4 +268,4 @@ def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, 
             "text": event.text if isinstance(event, Trace) else "",
             "finish_reason": event.finish_reason if isinstance(event, Trace) else "",
         }
-        sent, sent_at = len(rounds), time.monotonic()
+        delta, sent_at = "", time.monotonic()

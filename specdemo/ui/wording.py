@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import predicted_speedups, token_seconds
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
-from specdemo.runs import race as races
 from specdemo.runs.trace import Repeat, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
 def _headline(trace: Trace) -> tuple[str, str]:
     """Tone and headline of a comparison. A difference is claimed only where all races agree, to
     the two digits that are shown."""
-    result = races.verdict(trace)
+    result = trace.verdict
     if result is None:
         return "unclear", "Not counted"
     least, most = (round(end, 2) for end in result.range)
@@ -84,7 +83,7 @@ def _headline(trace: Trace) -> tuple[str, str]:
 def _pace(trace: Trace) -> str:
     """Seconds of both runs of the race on show, counted from the first token because both start
     from the same prefill, and the range of the races."""
-    summary, result = summarize(trace), races.verdict(trace)
+    summary, result = summarize(trace), trace.verdict
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
     baseline_decoded = summary.baseline_decoded or 0
     words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
@@ -105,7 +104,7 @@ def _notes(trace: Trace) -> list[str]:
         notes.append(LOOP)
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
-    result = races.verdict(trace)
+    result = trace.verdict
     if result and result.range[0] <= 1:
         cost = summary.tokens_per_round / result.speedup
         notes.append(
@@ -126,7 +125,7 @@ def _notes(trace: Trace) -> list[str]:
 
 def _races(trace: Trace) -> list[dict[str, Any]]:
     """Speed-up of each race, per token, and whether it counts."""
-    summary, counted = summarize(trace), bool(races.verdict(trace))
+    summary, counted = summarize(trace), bool(trace.verdict)
     others = [
         {
             "speedup": race.baseline_seconds / race.seconds,
@@ -181,7 +180,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
         "tokens": tokens,
         "token_seconds": seconds,
         "predicted": speedups[0] if speedups else None,
-        "measured": (races.verdict(trace) or figures).speedup,
+        "measured": (trace.verdict or figures).speedup,
         "rate": figures.acceptance_rate,
         "by_rate": [round(speedup, 3) for speedup in speedups[1:]],
     }
