@@ -224,15 +224,15 @@ def running(server) -> Iterator[str]:
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None, **options):
     """A running API server over a session, with `options` of ServeOptions; `load` replaces how its
     engine is made."""
-    from specdemo.server.application import application
     from specdemo.server.backend import LocalBackend
+    from specdemo.server.openai_api import openai_application
     from specdemo.server.request_guard import Server
     from specdemo.server.server_options import ServeOptions
 
     options = ServeOptions(**{"max_new_tokens": 8, **options})
     session.loaded = loaded
     backend = LocalBackend(options, load or (lambda *_: session))
-    app = application(backend, options, key)
+    app = openai_application(backend, options, key)
     loading = threading.Thread(target=backend.load, daemon=True)
     loading.start()
     if load is None:

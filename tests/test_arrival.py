@@ -244,8 +244,7 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     monkeypatch.setattr(hardware, "memory_bytes", lambda: gigabytes * 2**30)
     for place, name in ((Service, "start"), (page.Server, "run"), (web_app, "page_app")):
         monkeypatch.setattr(place, name, lambda *_: None)
-    prepared = {"status": "ready", "preparing": False}
-    monkeypatch.setattr(Service, "health", lambda *_: prepared)
+    monkeypatch.setattr(Service, "answering", SimpleNamespace(kind="ready", session=None))
     page.page.main(["--port", "7871", *options], standalone_mode=False)
     until(lambda: server.requests or not fetched)
     assert bool(server.requests) is fetched

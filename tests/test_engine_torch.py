@@ -239,7 +239,7 @@ def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, device, miss
 def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     program = (
-        "import sys, app, specdemo.commands.bench, specdemo.server.application;"
+        "import sys, app, specdemo.commands.bench, specdemo.server.openai_api;"
         "import specdemo.ui.layout;"
         "from specdemo.cli import main;"
         f"assert main(['run', 'hello', '--model', {str(folder)!r}, '--max-new-tokens', '2']) == 0;"

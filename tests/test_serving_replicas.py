@@ -67,7 +67,7 @@ class Handle:
     def __init__(self, *scripts, replicas: int = 1):
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
-        figures = {"metrics": Metrics().text().decode(), "model": {"id": "t"}}
+        figures = {"metrics": Metrics().text(), "model": {"id": "t"}}
         self.reports = [
             {"replica": f"r{number}", "in_flight": number, **figures} for number in range(replicas)
         ]
@@ -175,8 +175,8 @@ def test_the_application_on_ray_is_gateways_in_front_of_engines(replicas, engine
     assert (found, gateway.num_replicas) == (engines, gateways)
     assert (engine.name, options.pair, options.strangers) == (ray.ENGINE, "embedded", True)
     api = gateway.func_or_class.__serve_build_asgi_app__
-    routes = api(SimpleNamespace(_backend=None, _options=options)).routes
-    assert "/v1/completions" in {getattr(route, "path", "") for route in routes}
+    described = api(SimpleNamespace(_backend=None, _options=options)).openapi()
+    assert "/v1/completions" in described["paths"]
 
 
 # The command

@@ -24,7 +24,7 @@ from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.server.metrics import Metrics
 from specdemo.ui import events, offers, web_app
-from specdemo.ui.service import Gate, LimitedSession, Service, Visitor, VisitorLimits, visitor_of
+from specdemo.ui.service import LIMITS, Gate, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
@@ -35,13 +35,21 @@ def fake() -> FakeSession:
     return FakeSession()
 
 
-@pytest.fixture
-def service(fake) -> Service:
-    """A service whose session is `fake`, ready."""
-    service = Service(EMBEDDED, lambda pair, report: fake)
-    service.start()
+def service_of(session: FakeSession, limits: VisitorLimits = LIMITS) -> Service:
+    """A service whose session is `session`, ready."""
+    service = Service(EMBEDDED, lambda pair, report: session, limits)
     assert [state.kind for state in service.states(EMBEDDED)][-1] == "ready"
     return service
+
+
+@pytest.fixture
+def service(fake) -> Service:
+    return service_of(fake)
+
+
+def answer(service: Service, question: Question) -> None:
+    with service.session(EMBEDDED, Visitor()) as session:
+        list(session.ask(question))
 
 
 def updates(service: Service, question: str, running: events.Running | None = None):
@@ -135,18 +143,17 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
     limits = VisitorLimits(prompt_characters=100, new_tokens=50, fast_numerics=False)
     with pytest.raises(BadInput, match=said):
-        list(LimitedSession(fake, Metrics(), limits).ask(Question(question, settings)))
+        answer(service_of(fake, limits), Question(question, settings))
     assert fake.settings == []
 
 
 def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
-    metrics = Metrics()
-    limited = LimitedSession(fake, metrics, VisitorLimits(seconds=0.01))
+    service = service_of(fake, VisitorLimits(seconds=0.01))
     fake.held.set()
     with pytest.raises(RequestFailed, match="Stopped after 0.01 seconds"):
-        list(limited.ask(Question("word " * 10, Settings())))
+        answer(service, Question("word " * 10, Settings()))
     assert fake.active == 0
-    assert b'outcome="timeout"} 1.0' in metrics.text()
+    assert 'outcome="timeout"} 1.0' in asyncio.run(service.metrics())
 
 
 # What a visitor reads
@@ -177,7 +184,7 @@ def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(fake, troubl
     last = race(service, "hello there")
     assert last["phase"] == "error" and "/models" not in last["note"]
     assert ("A file could not" if trouble == "gone" else "target changed.") in last["note"]
-    assert service.health()["status"] == "failed"
+    assert asyncio.run(service.health())["status"] == "failed"
     assert race(service, "hello there")["phase"] == "done"
 
 
@@ -212,7 +219,7 @@ def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, 
     assert len(logged) == 1 and "baseline length prompt=5" in logged[0]
     fake.refusal = BadInput("The instruction asks too much.")
     race(service, "too much")
-    health, text = service.health(), service.metrics.text().decode()
+    health, text = asyncio.run(service.health()), asyncio.run(service.metrics())
     assert health["status"] == "ready"
     assert health["cache_blocks"]["target"] == {"used": 3, "kept": 3, "limit": 10}
     for line in (
@@ -261,10 +268,8 @@ def served(tmp_path_factory):
     """The real page on a real port, answered by a FakeSession."""
     session = FakeSession(delay=0.002)
     limits = VisitorLimits(at_once=2, per_minute=10_000)
-    service = Service(EMBEDDED, lambda pair, report: session, limits)
-    service.start()
+    service = service_of(session, limits)
     with page_server(service) as url:
-        list(service.states(EMBEDDED))
         yield url, session, service
 
 

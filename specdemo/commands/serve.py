@@ -11,9 +11,9 @@ import click
 
 from specdemo.commands.shared import chosen_pair, options_of
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.server.application import application
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import log_requests
+from specdemo.server.openai_api import openai_application
 from specdemo.server.request_guard import Server, bound_socket, url_of
 from specdemo.server.server_options import ServeOptions, key_from_environment
 
@@ -49,7 +49,7 @@ def serve_locally(options: ServeOptions) -> None:
     url = url_of(*listening.getsockname()[:2])
     log_requests()
     backend = LocalBackend(options)
-    app = application(backend, options, key_from_environment())
+    app = openai_application(backend, options, key_from_environment())
     server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
 
     def load() -> None:

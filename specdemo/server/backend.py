@@ -105,7 +105,7 @@ class LocalBackend:
         self._model: dict[str, Any] = {}
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
-        self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
+        self._metrics = Metrics()
         self._long_texts = ShortestFirst(rest=1.0)
         self.failed: str | None = None
 
@@ -163,7 +163,7 @@ class LocalBackend:
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
-        return self._metrics.text().decode()
+        return self._metrics.text(self._session, len(self._stops))
 
     async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
         """The events of the answers, a Trace the last of each, from threads; closing the iterator

@@ -1,7 +1,5 @@
-"""A server's metrics for Prometheus: requests by outcome, tokens, queue, cache, times.
-
-Independent of page and models. No text of a request is kept or logged.
-"""
+"""A server's metrics for Prometheus: requests by outcome, tokens, queue, cache, times. No text of a
+request is kept or logged."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import logging
 import os
 import time
 from collections import Counter as Counts
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy
 from specdemo.runs.trace import BaselineToken, Trace
 
@@ -29,14 +27,9 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """The counters of one server (thread safe). Each reading calls `session` and `visitors`."""
+    """The counters of one server (thread safe)."""
 
-    def __init__(
-        self,
-        session: Callable[[], Session | None] = lambda: None,
-        visitors: Callable[[], int] = lambda: 0,
-    ):
-        self._session = session
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry, namespace="specdemo")
         gauge = partial(Gauge, registry=self._registry, namespace="specdemo")
@@ -58,22 +51,24 @@ class Metrics:
             "used": gauge("cache_blocks_used", "KV cache blocks in use", ["cache"]),
             "limit": gauge("cache_blocks_limit", "Blocks there are", ["cache"]),
         }
-        gauge("visitors", "Visitors with a request").set_function(visitors)
-        active = gauge("requests_active", "Requests that share the models now")
-        waiting = gauge("requests_waiting", "Requests that wait to be admitted")
-        restarts = gauge("engine_restarts", "Restarts of the scheduler's thread")
-        self._load = {"active": active, "waiting": waiting, "restarts": restarts}
+        self._visitors = gauge("visitors", "Visitors with a request")
+        self._load = {
+            "active": gauge("requests_active", "Requests that share the models now"),
+            "waiting": gauge("requests_waiting", "Requests that wait to be admitted"),
+            "restarts": gauge("engine_restarts", "Restarts of the scheduler's thread"),
+        }
 
-    def text(self) -> bytes:
-        """All metrics, in the Prometheus text format."""
-        session = self._session()
+    def text(self, session: Session | None = None, visitors: int = 0) -> str:
+        """All metrics, and the load of `session`, in the Prometheus text format."""
+        self._visitors.set(visitors)
+        activity = session.activity if session else Activity()
         for name, gauge in self._load.items():
-            gauge.set(getattr(session.activity, name) if session else 0)
+            gauge.set(getattr(activity, name))
         for name, gauge in self._blocks.items():
             gauge.clear()
             for cache, use in session.cache_blocks().items() if session else ():
                 gauge.labels(cache).set(getattr(use, name))
-        return generate_latest(self._registry)
+        return generate_latest(self._registry).decode()
 
 
 class Record(AbstractContextManager["Record"]):

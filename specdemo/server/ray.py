@@ -25,9 +25,9 @@ from ray.serve.handle import DeploymentHandle
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.host.hardware import processors
 from specdemo.options import parse
-from specdemo.server.application import application
 from specdemo.server.backend import LocalBackend, Piece, ReplicaBackend
 from specdemo.server.metrics import log_requests
+from specdemo.server.openai_api import openai_application
 from specdemo.server.request_guard import bound_socket, url_of
 from specdemo.server.schema import CommonRequest
 from specdemo.server.server_options import ServeOptions, key_from_environment
@@ -83,7 +83,7 @@ class Gateway:
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return application(self._backend, self._options, key_from_environment())
+        return openai_application(self._backend, self._options, key_from_environment())
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:

@@ -88,7 +88,8 @@ class Arrival:
             self.progress = progress
 
         # A fast download would take processor time from the first answer.
-        while (health := self._service.health())["status"] == "loading" or health["preparing"]:
+        service = self._service
+        while service.answering.kind == "loading" or service.activity.preparing:
             report(self.progress)
             time.sleep(0.2)
         fetch_pair(replace(self.pair, choice=self._offer.first), report)
@@ -96,7 +97,7 @@ class Arrival:
 
     def _change(self) -> str:
         chosen = replace(self._offer.first, pair=self.pair.name)
-        if self._service.health()["status"] == "failed":  # then questions wait for this pair
+        if self._service.answering.kind == "failed":  # then questions wait for this pair
             self._offer.first = chosen
         list(self._service.states(chosen))
         return "here"

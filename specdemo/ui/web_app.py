@@ -1,37 +1,27 @@
-"""The web application of the page: Gradio's Blocks, the streams of its runs, its files, GET /health
-and GET /metrics."""
-
-from __future__ import annotations
+"""The web application of the page: Gradio's Blocks, the streams of its runs, its files."""
 
 import html
-import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Generator
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-from prometheus_client import CONTENT_TYPE_LATEST
+import gradio
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import ShortestFirst
-from specdemo.server.request_guard import has_key
+from specdemo.server.application import application
 from specdemo.ui import MAX_EVENTS, benchmark, events
 from specdemo.ui.assets import KINDS
+from specdemo.ui.layout import Page
 from specdemo.ui.routes import Ask, OpenRun, PageGuard
-from specdemo.ui.service import visitor_of
-
-if TYPE_CHECKING:
-    import gradio
-    from fastapi import FastAPI, Request
-    from fastapi.responses import Response
-
-    from specdemo.ui.layout import Page
-    from specdemo.ui.service import Service
-
-ON_SPACE = "SPACE_ID" in os.environ
+from specdemo.ui.service import Service, visitor_of
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
@@ -82,24 +72,18 @@ class Sessions(dict[str, Any]):
 
 
 def page_app(page: Page, service: Service, guard: PageGuard) -> FastAPI:
-    """The page with its endpoint, GET /health (status 503 until the models are ready) and GET
-    /metrics. With a key, /metrics and the figures of /health need it."""
-    import gradio
-    from fastapi import FastAPI
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
+    """The page with its endpoint. With a key, /metrics and the figures of /health need it."""
 
     async def unreadable(request: Request, error: Exception) -> Response:
         """Gradio's handlers raise these errors for a malformed request, before any work begins."""
         message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
 
-    blocks = page.blocks
+    blocks, router = page.blocks, APIRouter()
     guard.attach(blocks)
-    app = FastAPI(middleware=guard.middleware(), openapi_url=None)
-    _add_page(app, page)
-    _add_figures(app, service, guard)
-    _add_runs(app, page, service)
+    _add_runs(router, page, service)
+    app = application(service, guard, router)
+    _add_files(app, page)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
@@ -121,9 +105,7 @@ def page_app(page: Page, service: Service, guard: PageGuard) -> FastAPI:
     return app
 
 
-def _add_page(app: FastAPI, page: Page) -> None:
-    from fastapi.responses import HTMLResponse, Response
-
+def _add_files(app: FastAPI, page: Page) -> None:
     assets = page.assets
 
     def index(request: Request) -> Response:
@@ -152,40 +134,21 @@ def _add_page(app: FastAPI, page: Page) -> None:
     app.add_route("/page/{digest}/{file}", asset)
 
 
-def _add_figures(app: FastAPI, service: Service, guard: PageGuard) -> None:
-    from fastapi.responses import JSONResponse, Response
-
-    async def health(request: Request) -> Response:
-        health = service.health()
-        shown = health if has_key(request, guard.key) else {"status": health["status"]}
-        return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
-
-    async def figures(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    app.add_route("/health", health)
-    app.add_route("/metrics", figures)
-
-
-def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
+def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
     """Adds the routes of the page's scripts, which answer with the messages of `events`."""
-    from fastapi.responses import Response, StreamingResponse
-
     running, offer = events.Running(), page.offer
     threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
     reading = ShortestFirst(rest=1.0)
 
-    def streamed(work: events.Work) -> Callable[..., Any]:
-        async def answer(request: Request) -> Response:
-            ask = Ask.model_validate_json(await request.body())
+    def add_stream(path: str, work: events.Work) -> None:
+        @router.post(path)
+        async def run(ask: Ask, request: Request) -> Response:
             visitor = visitor_of(request, ask.visitor)
             messages = events.messages(work, service, running, offer, visitor, ask.values)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
             kind = "text/event-stream"
             return StreamingResponse(lines(messages), media_type=kind, headers=headers)
-
-        return answer
 
     async def lines(messages: Generator[str]) -> AsyncIterator[str]:
         try:
@@ -195,14 +158,18 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(messages.close, limiter=threads)
 
-    async def stop(request: Request) -> Response:
-        running.stop(Ask.model_validate_json(await request.body()).visitor)
-        return Response(status_code=204)
+    add_stream("/race", events.race)
+    add_stream("/drafts", events.drafts)
+    add_stream("/benchmark", benchmark.measure)
 
-    async def open_run(request: Request) -> Response:
+    @router.post("/stop", status_code=204)
+    async def stop(ask: Ask) -> None:
+        running.stop(ask.visitor)
+
+    @router.post("/open")
+    async def open_run(ask: OpenRun, request: Request) -> Response:
         """The message of a saved run. It counts as a question of the visitor, and runs are read one
         at a time, with rests: the longest takes half a second of the processor."""
-        ask = OpenRun.model_validate_json(await request.body())
 
         def opened() -> tuple[str, int]:
             try:
@@ -217,20 +184,13 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
         shown = await anyio.to_thread.run_sync(opened, limiter=readers)
         return Response(*shown, media_type="application/json")
 
-    streams = {"/race": events.race, "/drafts": events.drafts, "/benchmark": benchmark.measure}
-    for path, work in streams.items():
-        app.add_route(path, streamed(work), methods=["POST"])
-    app.add_route("/stop", stop, methods=["POST"])
-    app.add_route("/open", open_run, methods=["POST"])
-
 
 def public_name(host: str, port: int) -> str:
     """Opens a tunnel for --share, prints its URL, returns its host name. Raises RequestFailed."""
-    from gradio.networking import setup_tunnel
-
     try:
-        name: str = urlsplit(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)).netloc
+        tunnel = gradio.networking.setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
     except Exception as error:  # from the download of the tunnel's program, or from its server
         raise RequestFailed(f"No public link could be made: {error}") from error
+    name = str(urlsplit(tunnel).netloc)
     print(f"Anybody can reach it for a week: https://{name}", flush=True)
     return name
