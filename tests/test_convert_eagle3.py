@@ -98,8 +98,8 @@ def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_e
 def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
     tmp_path, own, count, expected
 ):
-    config, shape = eagle3.described(written(tmp_path, **own))
-    assert eagle3.target_layers(config, count) == expected and shape.states == 3
+    shape = eagle3.described(written(tmp_path, **own))
+    assert shape.target_layers(count) == expected and shape.states == 3
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_an_eagle_head_is_rehearsed_with_the_embedding_of_its_target(tmp_path):
     sizes = {"hidden": 64, "layers": 1, "heads": 4, "vocabulary": 500, "inner": 128, "kv_heads": 2}
     target, head = (
         Shape(**sizes, width=16),
-        HeadShape(**sizes, width=16, target_hidden=64, embedding=False, tokens=np.arange(100)),
+        HeadShape(**sizes, width=16, embedding=False, tokens=np.arange(100)),
     )
     for name, shape in (("target", target), ("head", head)):
         write_made_up(shape, 8, tmp_path / name)

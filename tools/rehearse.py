@@ -63,7 +63,7 @@ def _qwen3(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
 
 def _eagle(hidden: int, heads: int, inner: int) -> HeadShape:
     """Of a head that AngelSlim publishes, with the target's embedding."""
-    sizes = _qwen3(hidden, 1, heads, inner) | {"target_hidden": hidden, "embedding": False}
+    sizes = _qwen3(hidden, 1, heads, inner) | {"embedding": False}
     return HeadShape(**sizes, tokens=np.arange(32_000))
 
 

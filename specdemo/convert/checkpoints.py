@@ -5,15 +5,15 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
-from pydantic import Field, TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter, model_validator
 
-from specdemo.convert.configuration import CheckpointConfig, LinearRope, Llama3Rope, Rope
-from specdemo.convert.decoder import FAMILIES, Family, Shape, with_biases
+from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, with_biases
+from specdemo.convert.ir import Configuration
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
@@ -21,9 +21,71 @@ _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
-_SCALINGS = ("default", "linear", "llama3")
 _HEADER_BYTES = 64 << 20  # 600,000 tensors
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn.bias")
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Rope(Configuration):
+    """Rotary positions of config.json."""
+
+    kind: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Share | None = None
+
+    def factors(self, shape: Shape) -> list[float]:
+        """What the rotary frequencies are divided by, [] for nothing."""
+        return []
+
+
+class LinearRope(Rope):
+    factor: Positive
+
+    def factors(self, shape: Shape) -> list[float]:
+        return [self.factor] * (shape.rotated // 2)
+
+
+class Llama3Rope(LinearRope):
+    low: Positive = Field(validation_alias="low_freq_factor")
+    high: Positive = Field(validation_alias="high_freq_factor")
+    original: Positive = Field(validation_alias="original_max_position_embeddings")
+
+    @model_validator(mode="after")
+    def _frequencies_are_in_order(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low_freq_factor is not below high_freq_factor")
+        return self
+
+    def factors(self, shape: Shape) -> list[float]:
+        factors = []
+        for power in range(0, shape.rotated, 2):
+            # Turns within the original context: many stay as they are, few are slowed down.
+            turns = self.original / (math.tau * shape.rope_base ** (power / shape.rotated))
+            smooth = min(max((turns - self.low) / (self.high - self.low), 0.0), 1.0)
+            factors.append(1 / (smooth + (1 - smooth) / self.factor))
+        return factors
+
+
+ROPES: dict[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope}
+
+
+class CheckpointConfig(Sizes):
+    """config.json of a checkpoint of a family that `decoder` builds."""
+
+    rope: dict[str, Any] = Field(
+        {}, validation_alias=AliasChoices("rope_parameters", "rope_scaling")
+    )
+    rotary_pct: Share | None = None
+    activation: str | None = Field(
+        None, validation_alias=AliasChoices("hidden_act", "activation_function")
+    )
+    tie_word_embeddings: bool | None = None
+    use_parallel_residual: bool = True
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    scale_attn_by_inverse_layer_idx: bool = False
 
 
 def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
@@ -34,20 +96,21 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     if family is None:
         return None
     config = CheckpointConfig.of(data, path)
-    scaling = Rope.of(config.rope, path)
-    usual = 0.25 if kind == "gpt_neox" else 1.0
-    rotary = scaling.partial_rotary_factor or config.rotary_pct or usual
-    base = scaling.rope_theta or config.rope_base
-    variant = _of_family(family, config)
-    if variant is None or scaling.kind not in _SCALINGS:
+    rope = Rope.of(config.rope, path)
+    default_share = 0.25 if kind == "gpt_neox" else 1.0
+    rotary = rope.partial_rotary_factor or config.rotary_pct or default_share
+    base = rope.rope_theta or config.rope_base
+    variant = _variant(family, config)
+    if variant is None or rope.kind not in ROPES:
         return None
     tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
     shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
-    return replace(shape, rope_factors=_rope_factors(config.rope, scaling.kind, shape, path))
+    factors = ROPES[rope.kind].of(config.rope, path).factors(shape)
+    return replace(shape, rope_factors=tuple(factors))
 
 
-def _of_family(family: Family, config: CheckpointConfig) -> Family | None:
-    """The family with this model's own choices; None if `decoder` lacks one of them."""
+def _variant(family: Family, config: CheckpointConfig) -> Family | None:
+    """The family with this model's choices; None if `decoder` lacks one of them."""
     if family.rms:
         # Qwen's files name a window that is not used, Mistral's first one that is.
         windowed = config.use_sliding_window
@@ -59,24 +122,8 @@ def _of_family(family: Family, config: CheckpointConfig) -> Family | None:
     return replace(family, gelu=gelu, parallel=family.parallel and config.use_parallel_residual)
 
 
-def _rope_factors(values: dict[str, Any], kind: str, shape: Shape, path: Path) -> tuple[float, ...]:
-    """What the rotary frequencies are divided by, () for nothing. Raises BadInput."""
-    if kind == "default":
-        return ()
-    if kind == "linear":
-        return (LinearRope.of(values, path).factor,) * (shape.rotated // 2)
-    rope = Llama3Rope.of(values, path)
-    factors = []
-    for power in range(0, shape.rotated, 2):
-        # Turns within the original context: many stay as they are, few are slowed down.
-        turns = rope.original / (math.tau * shape.rope_base ** (power / shape.rotated))
-        smooth = min(max((turns - rope.low) / (rope.high - rope.low), 0.0), 1.0)
-        factors.append(1 / (smooth + (1 - smooth) / rope.factor))
-    return tuple(factors)
-
-
 def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
-    """`shape` with the model's own biases, and the tensors in `source`. Raises FetchError."""
+    """`shape` with the model's biases, and the tensors in `source`. Raises FetchError."""
     family = shape.family
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.name.upper()], shape.layers)
     tensors: dict[str, Tensor] = {}
@@ -100,13 +147,11 @@ def tensors_of(source: Path) -> dict[str, Tensor]:
     """The tensors in a checkpoint's files, by the names there. Raises FetchError if one is
     damaged."""
     headers = map(_header, sorted(source.glob("*.safetensors")))
-    named = (pair for header in headers for pair in header.items())
-    return {key: tensor for key, tensor in named if not key.endswith(_BUFFERS)}
+    tensors = {key: tensor for header in headers for key, tensor in header.items()}
+    return {key: tensor for key, tensor in tensors.items() if not key.endswith(_BUFFERS)}
 
 
 class _Entry(NamedTuple):
-    """A tensor in the header of a safetensors file."""
-
     dtype: str
     shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 40)]], Field(max_length=8)]
     data_offsets: tuple[int, int]

@@ -8,14 +8,15 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from specdemo.convert import ir
-from specdemo.convert.configuration import Sizes, unusable
+from specdemo.convert.ir import Configuration, unusable
 from specdemo.convert.weights import GROUP, FileWeights
 from specdemo.engine.graph import last_line
 from specdemo.errors import BadInput
@@ -53,9 +54,51 @@ FAMILIES = {family.name: family for family in _ALL}
 
 
 def with_biases(family: Family, names: Collection[str]) -> Family:
-    """`family` with the biases that a model of these tensors has beyond those of all."""
-    own = (matrix for matrix in _LAYER if f"blk.0.{matrix}.bias" in names)
-    return replace(family, biases=tuple({*family.biases, *own}))
+    """`family`, and the biases among the tensors of a model."""
+    biases = (matrix for matrix in _LAYER if f"blk.0.{matrix}.bias" in names)
+    return replace(family, biases=tuple({*family.biases, *biases}))
+
+
+def _same_in_all_layers(value: object) -> object:
+    """One value for a list of equal ones: a GGUF file may have one for each layer."""
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        return value[0]
+    return value
+
+
+def sized(largest: int, *names: str, default: Any = ...) -> Any:
+    return Field(default, ge=1, le=largest, validation_alias=AliasChoices(*names))
+
+
+Size = Annotated[int, BeforeValidator(_same_in_all_layers)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+
+
+class Sizes(Configuration):
+    """A decoder's shape, by the names of config.json and of GGUF files."""
+
+    hidden: Size = sized(1 << 18, "hidden_size", "n_embd")
+    layers: Size = sized(512, "num_hidden_layers", "n_layer", "block_count")
+    heads: Size = sized(4096, "num_attention_heads", "n_head", "attention.head_count")
+    kv_heads: Size = sized(4096, "num_key_value_heads", "attention.head_count_kv", default=0)
+    width: Size = sized(1 << 16, "head_dim", "attention.key_length", default=0)
+    inner: Size = sized(1 << 20, "intermediate_size", "n_inner", "feed_forward_length", default=0)
+    vocabulary: Size = sized(1 << 22, "vocab_size")
+    positions: Size = sized(1 << 24, "n_positions", default=0)
+    rope_base: Positive = Field(
+        10_000.0, validation_alias=AliasChoices("rope_theta", "rotary_emb_base", "rope.freq_base")
+    )
+    epsilon: float = Field(
+        0.0,
+        gt=0,
+        lt=1,
+        validation_alias=AliasChoices(
+            "rms_norm_eps",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "attention.layer_norm_rms_epsilon",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +123,8 @@ class Shape:
     family: Family = FAMILIES["llama"]
 
     @classmethod
-    def of(cls, sizes: Sizes, family: Family, source: Path, **own: Any) -> Self:
-        """The shape of these `sizes`, with defaults as in transformers; `own` are further fields.
+    def of(cls, sizes: Sizes, family: Family, source: Path, **further: Any) -> Self:
+        """The shape of these `sizes`, with defaults as in transformers, and `further` fields.
         Raises BadInput, about `source`, for sizes that do not go together."""
         kv_heads, width = sizes.kv_heads or sizes.heads, sizes.width or sizes.hidden // sizes.heads
         shape = cls(
@@ -95,7 +138,7 @@ class Shape:
             epsilon=sizes.epsilon or (1e-6 if family.rms else 1e-5),
             context=sizes.positions,
             family=family,
-            **own,
+            **further,
         )
         if sizes.heads % kv_heads or shape.rotated < 2:
             heads = f"{sizes.heads} heads of {width} values, {shape.rotated} of them rotated"
@@ -147,6 +190,17 @@ Rotary = tuple[ov.Node, ov.Node]
 """Cosines and sines of the positions."""
 
 
+def named_input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def named_result(name: str, output: ov.Node) -> ov.Node:
+    output.output(0).get_tensor().add_names({name})
+    return ops.result(output)
+
+
 class DecoderGraph:
     """Builds the graph of a decoder of `shape`, with `weights` stored in `bits`."""
 
@@ -154,11 +208,9 @@ class DecoderGraph:
 
     def __init__(self, shape: Shape, bits: int, weights: FileWeights) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
-        self._inputs = {}
-        for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):
-            rank, kind = (1, ov.Type.i32) if name == "beam_idx" else (2, ov.Type.i64)
-            self._inputs[name] = ops.parameter([-1] * rank, kind, name=name)
-            self._inputs[name].output(0).get_tensor().set_names({name})
+        names = "input_ids", "attention_mask", "position_ids"
+        self._inputs = {name: named_input(name, [-1, -1], ov.Type.i64) for name in names}
+        self._inputs["beam_idx"] = named_input("beam_idx", [-1], ov.Type.i32)
         self._sinks: list[ov.Node] = []
 
     def build(self) -> ov.Model:
@@ -174,13 +226,12 @@ class DecoderGraph:
         for index in range(shape.layers):
             state = self._layer(index, state, mask, rotary)
         state = self._norm("output_norm", state)
-        bits, head = max(self._bits, self._weights.output_bits), embedding
+        bits, output_projection = max(self._bits, self._weights.output_bits), embedding
         if not shape.tied or bits < 8:  # a tied embedding is written twice
-            head = self._matrix("token_embd" if shape.tied else "output", *sizes, bits)
-        logits = ops.matmul(state, head, False, True)
-        logits.output(0).get_tensor().set_names({"logits"})
-        inputs = list(self._inputs.values())
-        return ov.Model([ops.result(logits)], self._sinks, inputs, "decoder")
+            name = "token_embd" if shape.tied else "output"
+            output_projection = self._matrix(name, *sizes, bits)
+        logits = named_result("logits", ops.matmul(state, output_projection, False, True))
+        return ov.Model([logits], self._sinks, list(self._inputs.values()), "decoder")
 
     def _layer(self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None) -> ov.Node:
         layer, family = f"blk.{index}.", self._shape.family
@@ -230,23 +281,23 @@ class DecoderGraph:
                 variable_type=ov.Type.f32,
                 variable_shape=ov.PartialShape([-1, shape.kv_heads, -1, width]),
             )
-            whole = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
-            self._sinks.append(ops.assign(whole, variable))
-            seen.append(self._shared(whole, batch))
+            joined = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
+            self._sinks.append(ops.assign(joined, variable))
+            seen.append(self._repeated(joined, batch))
         attended = ops.scaled_dot_product_attention(query, *seen, mask)
         turned = ops.transpose(attended, [0, 2, 1, 3])
         joined = ops.reshape(turned, [0, 0, shape.heads * width], True)
         return self._linear(f"blk.{index}.attn_output", joined, shape.hidden)
 
-    def _shared(self, whole: ov.Node, batch: ov.Node) -> ov.Node:
+    def _repeated(self, keys: ov.Node, batch: ov.Node) -> ov.Node:
         """Keys or values, repeated for the queries that share them, as paged attention expects."""
         shape = self._shape
         if shape.kv_heads == shape.heads:
-            return whole
-        length = ops.gather(ops.shape_of(whole), [2], 0)
+            return keys
+        length = ops.gather(ops.shape_of(keys), [2], 0)
         groups = np.array([shape.kv_heads, shape.heads // shape.kv_heads], np.int64)
         target = ops.concat([batch, groups, length, np.array([shape.width], np.int64)], 0)
-        repeated = ops.broadcast(ops.unsqueeze(whole, 2), target, "BIDIRECTIONAL")
+        repeated = ops.broadcast(ops.unsqueeze(keys, 2), target, "BIDIRECTIONAL")
         return ops.reshape(repeated, [0, shape.heads, -1, shape.width], True)
 
     def _mask(self) -> ov.Node:
@@ -255,16 +306,15 @@ class DecoderGraph:
         count = ops.gather(ops.shape_of(self._inputs[self._text]), 1, 0)
         total = ops.gather(ops.shape_of(mask), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
-        own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
-        earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
+        new = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
+        earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(new, 1))
         seen = ops.logical_and(ops.unsqueeze(ops.convert(mask, "boolean"), [1, 2]), earlier)
         return ops.select(seen, np.float32(0), _MASKED)
 
     def _rotary_tables(self) -> Rotary:
         """Cosines and sines, each [batch, 1, tokens, rotated width]."""
         shape = self._shape
-        turned = shape.rotated
-        powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
+        powers = np.arange(0, shape.rotated, 2, dtype=np.float32) / np.float32(shape.rotated)
         speeds = 1 / np.float32(shape.rope_base) ** powers
         if shape.rope_factors:
             speeds /= np.array(shape.rope_factors, np.float32)

@@ -18,59 +18,125 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import gguf
 import numpy as np
 import openvino as ov
 from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
+from pydantic import Field, model_validator
 
 from specdemo.convert import checkpoints, ir
-from specdemo.convert.configuration import EagleConfig, EagleLayer, unusable
-from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, with_biases
+from specdemo.convert.checkpoints import CheckpointConfig
+from specdemo.convert.decoder import (
+    FAMILIES,
+    DecoderGraph,
+    Shape,
+    Size,
+    named_input,
+    named_result,
+    sized,
+    with_biases,
+)
+from specdemo.convert.ir import Configuration, unusable
 from specdemo.convert.weights import FileWeights, Tensor
 from specdemo.engine.eagle_head import read_head
 from specdemo.engine.graph import embedding_of, layers_of, read_decoder
 from specdemo.errors import BadInput, FetchError
 
-_VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+class EagleLayer(CheckpointConfig):
+    """The decoder layer of an EAGLE-3 head. Where only one value is listed, no other can be run."""
+
+    model_type: Literal["llama", "qwen3"]
+    layers: Literal[1] = Field(1, validation_alias="num_hidden_layers")
+    activation: Literal["silu"] = Field("silu", validation_alias="hidden_act")
+    layer_types: list[Literal["full_attention"]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class HeadShape(Shape):
-    """Sizes of a head's layer. `states`: how many of the target's states it reads, each of
-    `target_hidden` values. `tokens`: the token ids of its logits, int64 [V']. Without an
-    `embedding` of its own it uses the target's, which the IR then takes as `inputs_embeds`."""
+class EagleConfig(Configuration):
+    """config.json of an EAGLE-3 head, beside the sizes of its layer. `layers`: of the target, whose
+    inputs it reads. Where only one value is listed, no other can be run."""
 
-    states: int = 3
-    target_hidden: int = 0
-    embedding: bool = True
+    architectures: list[
+        Literal[
+            "LlamaForCausalLMEagle3",
+            "Eagle3LlamaForCausalLM",
+            "Eagle3Speculator",
+            "Eagle3DraftModel",
+        ]
+    ]
+    eagle_config: dict[str, Any] = {}
+    transformer_layer_config: dict[str, Any] = {}
+    draft_vocabulary: Size = sized(1 << 22, "draft_vocab_size", default=0)
+    target_hidden: Size = sized(1 << 18, "target_hidden_size", default=0)
+    layers: list[Annotated[int, Field(ge=0, le=512)]] = Field(
+        [], max_length=16, validation_alias="eagle_aux_hidden_state_layer_ids"
+    )
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    use_aux_hidden_state: Literal[True] = True
+    use_input_layernorm_in_first_layer: Literal[True] = True
+    use_last_layernorm: Literal[True] = True
+    use_mtp_layernorm: Literal[False] = False
+    parallel_drafting: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _has_one_norm_before_fc(self) -> Self:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape(Shape):
+    """Sizes of a head's layer. `tokens`: the token ids of its logits, int64 [V']. A head without an
+    `embedding` uses the target's, which the IR then takes as `inputs_embeds`."""
+
+    config: EagleConfig = EagleConfig.model_validate({"architectures": ["Eagle3Speculator"]})
+    embedding: bool = True
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+
+    @property
+    def states(self) -> int:
+        """How many of the target's states are read, each of `target_hidden` values."""
+        return len(self.config.layers) or 3
+
+    @property
+    def target_hidden(self) -> int:
+        return self.config.target_hidden or self.hidden
 
     @property
     def graph(self) -> type[HeadGraph]:
         return HeadGraph
 
+    def target_layers(self, count: int) -> tuple[int, ...]:
+        """The layers of a target of `count` layers whose inputs the head reads."""
+        ids = self.config.layers
+        if not ids:
+            return 2, count // 2, count - 3
+        # If the first id is 1, ids count layer outputs; otherwise inputs: of 36 layers, [1, 17, 32]
+        # are [2, 18, 33]. SGLang tells them apart in the same way.
+        return tuple(id + (ids[0] == 1) for id in ids)
+
     def bytes(self, bits: int, output_bits: int = 8) -> int:
         wider = (self.heads + 2 * self.kv_heads) * self.width + self.states * self.target_hidden
         embedding = self.vocabulary * max(bits, 8) if self.embedding else 0
-        own = (wider * bits + len(self.tokens) * max(bits, output_bits) + embedding) // 8
-        return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * own
+        further = (wider * bits + len(self.tokens) * max(bits, output_bits) + embedding) // 8
+        return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * further
 
 
 def require_target(folder: Path, name: str, target: Path, target_name: str) -> tuple[int, ...]:
-    """The layers of the decoder `target` (IR) whose inputs the head `name` reads, whose IR is in
-    `folder`; their number stands for the output of the last one. Raises BadInput if the head is
-    damaged or was made for another target."""
-    core = ov.Core()
-    config, shape = described(folder)
+    """The layers of the decoder `target` (IR) whose inputs the head `name`, with IR in `folder`,
+    reads; the number of layers stands for the output of the last one. Raises BadInput if the head
+    is damaged or was made for another target."""
+    core, shape = ov.Core(), described(folder)
     decoder = read_decoder(core, target)
     count = layers_of(decoder)
-    layers = target_layers(config, count)
+    layers = shape.target_layers(count)
     if not all(0 <= layer <= count for layer in layers):
         raise BadInput(
             f"{name} reads the layers {', '.join(map(str, layers))} of its target, and "
@@ -78,14 +144,14 @@ def require_target(folder: Path, name: str, target: Path, target_name: str) -> t
         )
     width = embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
     vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
-    for what, own, other in (
+    for what, expected, actual in (
         ("values a state", shape.target_hidden, width),
         ("tokens in the vocabulary", shape.vocabulary, vocabulary),
     ):
-        if own != other:
+        if expected != actual:
             raise BadInput(
-                f"{name} was made for a target with {own} {what}, and {target_name} has {other}; "
-                "choose a head that was made for it."
+                f"{name} was made for a target with {expected} {what}, and {target_name} has "
+                f"{actual}; choose a head that was made for it."
             )
     graphs = read_head(core, folder / ir.MODEL, target)
     tokens, columns = graphs.tokens.tolist(), graphs.step.outputs[0].partial_shape[-1]
@@ -95,18 +161,9 @@ def require_target(folder: Path, name: str, target: Path, target_name: str) -> t
     return layers
 
 
-def target_layers(config: EagleConfig, count: int) -> tuple[int, ...]:
-    """The layers of a target of `count` layers whose inputs a head reads."""
-    if not config.layers:
-        return 2, count // 2, count - 3
-    # Ids that begin with 1 name the layers that give the states, others those that read them: of
-    # 36 layers, [1, 17, 32] are [2, 18, 33]. SGLang tells them apart in the same way.
-    return tuple(id + (config.layers[0] == 1) for id in config.layers)
-
-
-def described(folder: Path) -> tuple[EagleConfig, HeadShape]:
-    """The configuration of the head in `folder`, and its shape without tokens. Raises BadInput,
-    which names what cannot be run."""
+def described(folder: Path) -> HeadShape:
+    """The shape of the head in `folder`, without tokens. Raises BadInput, which names what cannot
+    be run."""
     path = folder / "config.json"
     data = ir.read_json(path)
     config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
@@ -119,23 +176,21 @@ def described(folder: Path) -> tuple[EagleConfig, HeadShape]:
         rope = layer.get("rope_parameters") or layer.get("rope_scaling")
         raise unusable(path, f"it scales its positions by {rope!r:.80}, which is not supported.")
     sizes = {size.name: getattr(shape, size.name) for size in fields(Shape)} | {"tied": False}
-    variants = {name: getattr(config, name) for name in _VARIANTS}
-    target, states = config.target_hidden or shape.hidden, len(config.layers) or 3
-    return config, HeadShape(**sizes, **variants, target_hidden=target, states=states)
+    return HeadShape(**sizes, config=config)
 
 
 def head(source: Path, name: str) -> tuple[HeadShape, dict[str, Tensor]]:
     """The shape of the head in the folder `source`, and its tensors by the graph's names. Raises
     BadInput, FetchError."""
-    config, shape = described(source)
+    shape = described(source)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
     tensors = {}
     for key, tensor in checkpoints.tensors_of(source).items():
-        own = key.removeprefix("model.").replace("midlayer.", "layers.0.")
-        whole = own if own.startswith("lm_head") else f"model.{own}"
-        tensors[known.get_name(whole, (".weight", ".bias")) or own] = tensor
+        short = key.removeprefix("model.").replace("midlayer.", "layers.0.")
+        full = short if short.startswith("lm_head") else f"model.{short}"
+        tensors[known.get_name(full, (".weight", ".bias")) or short] = tensor
     offsets = tensors.pop("d2t", None)
-    rows = config.draft_vocabulary or shape.vocabulary
+    rows = shape.config.draft_vocabulary or shape.vocabulary
     tokens = np.arange(rows)
     if offsets is not None:
         tokens = tokens + _integers(offsets, rows)
@@ -170,8 +225,6 @@ def _integers(tensor: Tensor, rows: int) -> np.ndarray:
 
 
 class HeadGraph(DecoderGraph):
-    """The graph of a head."""
-
     _shape: HeadShape
 
     def __init__(self, shape: HeadShape, bits: int, weights: FileWeights) -> None:
@@ -182,11 +235,10 @@ class HeadGraph(DecoderGraph):
             self._text = "inputs_embeds"
             inputs[self._text] = shape.hidden
         for name, width in inputs.items():
-            self._inputs[name] = ops.parameter([-1, -1, width], ov.Type.f32, name=name)
-            self._inputs[name].output(0).get_tensor().set_names({name})
+            self._inputs[name] = named_input(name, [-1, -1, width], ov.Type.f32)
 
     def build(self) -> ov.Model:
-        shape, bits = self._shape, max(self._bits, 8)
+        shape, config, bits = self._shape, self._shape.config, max(self._bits, 8)
         if shape.embedding:
             sizes = shape.vocabulary, shape.hidden
             table = self._matrix("token_embd", *sizes, bits)
@@ -197,27 +249,23 @@ class HeadGraph(DecoderGraph):
         normed = self._norm("layers.0.hidden_norm", state)
         x = ops.concat([self._norm("blk.0.attn_norm", embedded), normed], -1)
         attended = self._attention(0, x, self._mask(), self._rotary_tables())
-        state = ops.add(attended, normed if shape.norm_before_residual else state)
+        state = ops.add(attended, normed if config.norm_before_residual else state)
         state = ops.add(self._feed_forward("blk.0.", self._norm("blk.0.ffn_norm", state)), state)
         out = self._norm("output_norm", state)
-        outputs = {
-            "logits": ops.matmul(
-                out, self._matrix("output", len(shape.tokens), shape.hidden, bits), False, True
-            ),
-            "d2t": ops.constant(shape.tokens - np.arange(len(shape.tokens))),
-            "state": out if shape.norm_output else state,
-        }
-        for name, output in outputs.items():
-            output.output(0).get_tensor().add_names({name})
-        results = [ops.result(output) for output in outputs.values()]
+        rows = self._matrix("output", len(shape.tokens), shape.hidden, bits)
+        results = [
+            named_result("logits", ops.matmul(out, rows, False, True)),
+            named_result("d2t", ops.constant(shape.tokens - np.arange(len(shape.tokens)))),
+            named_result("state", out if config.norm_output else state),
+        ]
         return ov.Model(results, self._sinks, list(self._inputs.values()), "eagle3_head")
 
     def _fused(self) -> ov.Node:
         """g: the target's states, joined to the width of the head."""
         shape, states = self._shape, self._inputs["hidden_states"]
-        if shape.norm_before_fc:
+        if shape.config.norm_before_fc:
             states = self._norm("input_norm", states)
-        if shape.fc_norm:
+        if shape.config.fc_norm:
             width = shape.target_hidden
             begins = [index * width for index in range(shape.states)]
             parts = [ops.slice(states, [index], [index + width], [1], [2]) for index in begins]

@@ -3,7 +3,6 @@ for; optimum-intel exports other checkpoints in a child process, which may crash
 
 from __future__ import annotations
 
-import codecs
 import errno
 import importlib.util
 import math
@@ -122,51 +121,36 @@ class ExportPlan:
     def write(self, folder: Path, report: Report) -> None:
         """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
         for what the graph or the tokenizer cannot have, FetchError."""
+        from specdemo.convert import decoder, vocabulary
+        from specdemo.convert.weights import FileWeights
+
         if self.file:
-            self._write_vocabulary(self.file, folder)
+            folder.mkdir()
+            vocabulary.write(self.file, folder)
+            link(self.source.absolute(), folder / ir.SOURCE)
         if self.shape:
-            self._write_graph(self.shape, folder, report)
+            weights = FileWeights(self.tensors, report, self.name)
+            decoder.write(self.shape, decoder.BITS[self.weight_format], weights, folder)
+            if unused := weights.unused():
+                family = self.shape.family.name
+                raise BadInput(f"{self.name} has {unused[0]}, which {family} has not.")
         else:
-            self._run_optimum(folder)
+            readable = without_marks(self.source, folder.parent / "source")
+            arguments = optimum_arguments(readable, folder, self.weight_format)
+            if why := run_module("optimum.commands.optimum_cli", arguments, folder.parent):
+                raise FetchError(f"optimum-intel could not export {self.name}: {why}")
         # The exporters do not write these files, or write them in another form.
         for path in [*self.source.glob("*.json"), *self.source.glob("*.jinja")]:
             if path.is_file() and path.name != ir.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
 
-    def _write_vocabulary(self, file: Gguf, folder: Path) -> None:
-        from specdemo.convert import vocabulary
-
-        folder.mkdir()
-        vocabulary.write(file, folder)
-        link(self.source.absolute(), folder / ir.SOURCE)
-
-    def _write_graph(self, shape: Shape, folder: Path, report: Report) -> None:
-        from specdemo.convert import decoder
-        from specdemo.convert.weights import FileWeights
-
-        weights = FileWeights(self.tensors, report, self.name)
-        decoder.write(shape, decoder.BITS[self.weight_format], weights, folder)
-        if unused := weights.unused():
-            raise BadInput(f"{self.name} has {unused[0]}, which {shape.family.name} has not.")
-
-    def _run_optimum(self, folder: Path) -> None:
-        scratch = folder.parent
-        readable = without_marks(self.source, scratch / "source")
-        arguments = optimum_arguments(readable, folder, self.weight_format)
-        if why := run_module("optimum.commands.optimum_cli", arguments, scratch):
-            raise FetchError(f"optimum-intel could not export {self.name}: {why}")
-
 
 def without_marks(source: Path, folder: Path) -> Path:
-    """The folder `source`, or, if texts in it begin with byte order marks, which transformers does
-    not read, a `folder` with these texts without marks and with links to the other files."""
-    texts = [*source.glob("*.json"), *source.glob("*.jinja")]
-    marked = [path for path in texts if path.read_bytes().startswith(codecs.BOM_UTF8)]
-    if not marked:
-        return source
+    """Make `folder` with the files of `source`. Texts lose a byte order mark, which transformers
+    does not read."""
     folder.mkdir()
     for path in filter(Path.is_file, source.iterdir()):
-        if path in marked:
+        if path.suffix in (".json", ".jinja"):
             (folder / path.name).write_text(ir.read_text(path), encoding="utf-8")
         else:
             link(path.absolute(), folder / path.name)

@@ -9,10 +9,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from gguf import GGMLQuantizationType
+from pydantic import Field
 
 from specdemo.convert import ir
-from specdemo.convert.configuration import GgufSizes
-from specdemo.convert.decoder import FAMILIES, Shape, with_biases
+from specdemo.convert.decoder import (
+    FAMILIES,
+    Positive,
+    Shape,
+    Size,
+    Sizes,
+    sized,
+    with_biases,
+)
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError
 
@@ -55,10 +63,8 @@ def read(path: Path) -> Gguf:
                 metadata, infos = _Header(part, file).read()
         except OSError as error:
             raise FetchError(f"{part} cannot be read: {error.strerror or error}.") from error
-        fields, tensors = (
-            metadata | fields,
-            tensors | infos,
-        )  # the first part has the model's metadata
+        fields = metadata | fields  # the first part has the model's metadata
+        tensors |= infos
     return Gguf(path, fields, tensors)
 
 
@@ -83,16 +89,12 @@ class _Header:
             for _ in range(value_count):
                 key = self._string()
                 values[key] = self._value(key, self._number("I"))
-            infos = [self._info() for _ in range(tensor_count)]
+            infos = dict(self._info() for _ in range(tensor_count))
             alignment = values.get("general.alignment", 32)
             if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
                 raise ValueError(f"general.alignment is {alignment!r:.40}")
             begin = -(-self._file.tell() // alignment) * alignment
-            tensors = {
-                name: self._tensor(begin, shape, kind, offset)
-                for name, shape, kind, offset in infos
-            }
-            return values, tensors
+            return values, {name: self._tensor(begin, info) for name, info in infos.items()}
         except BadInput:
             raise
         except ValueError as error:
@@ -103,10 +105,10 @@ class _Header:
         [number] = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))
         return number
 
-    def _count(self, most: int) -> int:
+    def _count(self, limit: int) -> int:
         count: int = self._number("Q")
-        if count > most:
-            raise ValueError(f"it has {count} entries where {most} can be read")
+        if count > limit:
+            raise ValueError(f"it has {count} entries where {limit} can be read")
         return count
 
     def _string(self) -> str:
@@ -135,14 +137,16 @@ class _Header:
         numbers = np.frombuffer(self._bytes(count * form.itemsize), form)
         return numbers.tolist() if used else None
 
-    def _info(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _info(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
+        """A tensor's name; its shape, type and offset."""
         name, rank = self._string(), self._number("I")
         if not 1 <= rank <= 4:
             raise ValueError(f"{name!r:.60} has {rank} dimensions")
         dimensions = [self._number("Q") for _ in range(rank)]
-        return name, tuple(reversed(dimensions)), self._number("I"), self._number("Q")
+        return name, (tuple(reversed(dimensions)), self._number("I"), self._number("Q"))
 
-    def _tensor(self, begin: int, shape: tuple[int, ...], kind: int, offset: int) -> Tensor:
+    def _tensor(self, begin: int, info: tuple[tuple[int, ...], int, int]) -> Tensor:
+        shape, kind, offset = info
         try:
             quantization = GGMLQuantizationType(kind)
         except ValueError:
@@ -161,50 +165,76 @@ def _format(kind: int) -> str:
     return _FORMATS[kind]
 
 
+class GgufSizes(Sizes):
+    """The metadata of a GGUF file about its architecture, without the architecture's name."""
+
+    scaling: str = Field("none", validation_alias="rope.scaling.type")
+    factor: Positive = Field(1.0, validation_alias="rope.scaling.factor")
+    rotated: Size = sized(1 << 16, "rope.dimension_count", default=0)
+
+
 def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     """The shape of a file's decoder, and its tensors with rows in the graph's order. Raises
     BadInput for an architecture or a feature that `decoder` does not have, and for impossible
     values."""
     kind, tensors = file.architecture, dict(file.tensors)
-    metadata, experts = file.section(f"{kind}."), file.fields.get(f"{kind}.expert_count")
+    experts = file.fields.get(f"{kind}.expert_count")
     if kind not in READABLE or experts:
         raise BadInput(
             f"{file.path.name} holds a model of the architecture {kind!r:.40}"
             f"{' with experts' if experts else ''}; GGUF files of {', '.join(READABLE)} can be run."
         )
+    sizes, shape = _shape(file)
+    factors = _rope_factors(file, sizes, shape.width, tensors.pop("rope_freqs.weight", None))
+    if any(factor != 1 for factor in factors):
+        shape = replace(shape, rope_factors=factors)
+    if kind == "llama":
+        _unpermute(tensors, shape, file.path.name)
+    return shape, tensors
+
+
+def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
+    tensors, family = file.tensors, FAMILIES[file.architecture]
     try:
         embedding, query = tensors["token_embd.weight"], tensors["blk.0.attn_q.weight"]
     except KeyError as error:
         raise BadInput(f"{file.path.name} is damaged: it has no {error}.") from error
+    metadata = file.section(f"{file.architecture}.")
     metadata |= {"vocab_size": embedding.shape[0], "hidden_size": embedding.shape[-1]}
     sizes = GgufSizes.of(metadata, file.path)
-    tied, family = "output.weight" not in tensors, with_biases(FAMILIES[kind], tensors)
+    tied, family = "output.weight" not in tensors, with_biases(family, tensors)
     shape = Shape.of(sizes, family, file.path, rope_base=sizes.rope_base, tied=tied)
-    width = shape.width
-    if query.shape[0] != shape.heads * width or width % 2:
+    if query.shape[0] != shape.heads * shape.width or shape.width % 2:
         raise BadInput(f"{file.path.name} is damaged: its heads do not go with its tensors.")
-    rope = tensors.pop("rope_freqs.weight", None)
+    return sizes, shape
+
+
+def _rope_factors(
+    file: Gguf, sizes: GgufSizes, width: int, stored: Tensor | None
+) -> tuple[float, ...]:
+    """What the rotary frequencies are divided by."""
     scaled = sizes.scaling not in ("none", "linear") or (sizes.rotated or width) != width
-    if scaled or (rope and rope.shape != (width // 2,)):
+    if scaled or stored and stored.shape != (width // 2,):
         kind = f"{sizes.scaling:.40}"
         raise BadInput(f"{file.path.name} scales its positions ({kind}): not supported.")
     factors = np.ones(width // 2)
-    if rope:
-        factors = rope.read(0, width // 2).ravel().astype(float)
+    if stored:
+        factors = stored.read(0, width // 2).ravel().astype(float)
     if sizes.scaling == "linear":
         factors *= sizes.factor
     if not np.isfinite(factors).all() or factors.min() <= 0:
         raise BadInput(f"{file.path.name} is damaged: its positions are scaled by no number.")
-    if (factors != 1).any():
-        shape = replace(shape, rope_factors=tuple(factors.tolist()))
-    if kind == "llama":  # these files have the two halves of a head interleaved
-        for name, heads in (("attn_q", shape.heads), ("attn_k", shape.kv_heads)):
-            pairs = np.arange(heads * width).reshape(-1, width // 2, 2)
-            order = pairs.swapaxes(1, 2).reshape(-1)
-            for key, tensor in tensors.items():
-                if re.fullmatch(rf"blk\.\d+\.{name}\.(weight|bias)", key):
-                    rows = tensor.shape[0]
-                    if rows != len(order):
-                        raise BadInput(f"{file.path.name} is damaged: {key} has {rows} rows.")
-                    tensors[key] = tensor.rows(order)
-    return shape, tensors
+    return tuple(factors.tolist())
+
+
+def _unpermute(tensors: dict[str, Tensor], shape: Shape, name: str) -> None:
+    """Put the two halves of each query and key one after the other, in place: Llama's files have
+    them interleaved."""
+    for matrix, heads in (("attn_q", shape.heads), ("attn_k", shape.kv_heads)):
+        pairs = np.arange(heads * shape.width).reshape(-1, shape.width // 2, 2)
+        order = pairs.swapaxes(1, 2).reshape(-1)
+        for key, tensor in tensors.items():
+            if re.fullmatch(rf"blk\.\d+\.{matrix}\.(weight|bias)", key):
+                if tensor.shape[0] != len(order):
+                    raise BadInput(f"{name} is damaged: {key} has {tensor.shape[0]} rows.")
+                tensors[key] = tensor.rows(order)

@@ -21,6 +21,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.convert import ir
+from specdemo.convert.decoder import named_input, named_result
 from specdemo.convert.weights import Quantized
 from specdemo.engine import draft_head, graph
 from specdemo.errors import BadInput
@@ -69,7 +70,6 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _values(expression: ov.Output) -> np.ndarray:
-    """The value of an expression of constants, float32."""
     model = ov.Model([ops.result(ops.convert(expression, "f32"))], [])
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     values: np.ndarray = compiled([])[0]
@@ -89,8 +89,10 @@ def require_target(xml: Path, target: Path, name: str) -> None:
         read = head.input("hidden").partial_shape[-1].get_length()
         columns = head.output("logits").partial_shape[-1].get_length()
         gathers = (node for node in head.get_ops() if node.get_type_name() == "Gather")
-        own = next(gathers).input_value(0)
-        known, vocabulary = (rows.get_partial_shape()[0].get_length() for rows in (own, table))
+        embedding = next(gathers).input_value(0)
+        known, vocabulary = (
+            rows.get_partial_shape()[0].get_length() for rows in (embedding, table)
+        )
         if tokens.shape != (columns,) or not 0 <= tokens.min() <= tokens.max() < known:
             raise ValueError(f"{TOKENS} does not name {columns} of {known} tokens.")
     except (RuntimeError, OSError, ValueError, StopIteration) as error:
@@ -99,7 +101,7 @@ def require_target(xml: Path, target: Path, name: str) -> None:
         why = f"it reads {read} values, and the states of {name} have {parts * states}"
     elif known != vocabulary:
         why = f"it knows {known} tokens, and {name} {vocabulary}"
-    elif _likeness(own, table, tokens[:64]) < LIKENESS:
+    elif _likeness(embedding, table, tokens[:64]) < LIKENESS:
         why = f"its embedding is not that of {name}"
     else:
         return
@@ -112,9 +114,9 @@ def require_target(xml: Path, target: Path, name: str) -> None:
 
 def _likeness(left: ov.Output, right: ov.Output, ids: np.ndarray) -> float:
     """The median cosine of these rows of two matrices."""
-    rows = [_values(ops.gather(each, ids, 0).output(0)) for each in (left, right)]
-    unit = [each / (np.linalg.norm(each, axis=1, keepdims=True) + 1e-9) for each in rows]
-    return float(np.median((unit[0] * unit[1]).sum(1)))
+    one, other = (_values(ops.gather(matrix, ids, 0).output(0)) for matrix in (left, right))
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(np.median((one * other).sum(1) / (norms + 1e-9)))
 
 
 def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -> None:
@@ -126,9 +128,9 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -
     """
     width, parts = embedding.shape[1], 1 + len(head.fractions)
     state_size = 2 * head.weights["mix"].values.shape[1] - (parts + 1) * width
-    hidden = _input("hidden", [-1, parts * width], ov.Type.f32)
-    state = _input("state", [-1, state_size], ov.Type.f32)
-    token = _input("token", [-1], ov.Type.i64)
+    hidden = named_input("hidden", [-1, parts * width], ov.Type.f32)
+    state = named_input("state", [-1, state_size], ov.Type.f32)
+    token = named_input("token", [-1], ov.Type.i64)
     pieces = ops.reshape(hidden, ops.constant([0, parts, width]), True)
     read = ops.reshape(_norm(pieces.output(0)), ops.constant([0, -1]), True)
     x = ops.concat([read, _norm(state.output(0)), _norm(_embedded(embedding, token))], -1)
@@ -137,10 +139,8 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -
     gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
     s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), head.weights["down"]))
     out = _product(_norm(s.output(0)), head.weights["out"])
-    results = []
-    for name, output in (("logits", _product(out, head.weights["rows"])), ("next_state", s)):
-        output.output(0).get_tensor().set_names({name})
-        results.append(ops.result(output.output(0)))
+    logits = named_result("logits", _product(out, head.weights["rows"]))
+    results = [logits, named_result("next_state", s)]
     model = ov.Model(results, [hidden, state, token], "draft_head")
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
     model.set_rt_info(target, _TARGET)
@@ -155,14 +155,7 @@ def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
     return ops.convert(ops.gather(table, token, ops.constant(0)), "f32").output(0)
 
 
-def _input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
-    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
-    parameter.output(0).get_tensor().set_names({name})
-    return parameter
-
-
 def _norm(rows: ov.Output) -> ov.Node:
-    """Rows [n, size], each divided by the root of its mean square."""
     square = ops.reduce_mean(ops.multiply(rows, rows), ops.constant([-1]), True)
     return ops.divide(rows, ops.sqrt(ops.add(square, ops.constant(np.float32(EPSILON)))))
 

@@ -1,14 +1,25 @@
-"""The files of a model and its configuration, without importing OpenVINO."""
+"""The files of a model and its configuration, without importing OpenVINO. Each value that is used
+has a type and a range; others are not read."""
 
 import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from specdemo.convert.configuration import Ends
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
 from specdemo.errors import BadInput, FetchError
 from specdemo.host.terminal import size
+from specdemo.options import wrong_parameter
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
@@ -16,7 +27,84 @@ HEAD = "openvino_head.xml"  # a draft head (`heads`)
 SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
 JSON_BYTES = 100_000_000  # tokenizers of 262,000 tokens take 35 MB
+ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+
+TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
+
+
+class Configuration(BaseModel):
+    """A part of a configuration. null counts as absent."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+    @classmethod
+    def of(cls, data: object, source: Path) -> Self:
+        """The checked values of `data`, which was read from `source`. Raises BadInput."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{first['msg'].removeprefix('Value error, ')}."
+            if first["loc"]:
+                reason = str(wrong_parameter(error.errors()))
+            raise unusable(source, reason) from None
+
+
+def unusable(source: Path, why: str) -> BadInput:
+    return BadInput(f"{source} cannot be used: {why}")
+
+
+class Ends(Configuration):
+    """Where answers end. `eos_token_id`: of tokens; `context`: tokens, 0 if it is not given."""
+
+    eos_token_id: Annotated[
+        list[TokenId], BeforeValidator(lambda ids: ids if isinstance(ids, list) else [ids])
+    ] = []
+    context: int = Field(
+        0,
+        ge=0,
+        lt=1 << 31,
+        validation_alias=AliasChoices(
+            "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "context_length"
+        ),
+    )
+    text_config: dict[str, Any] = {}
+
+
+class ShardIndex(Configuration):
+    """model.safetensors.index.json: the file of each tensor."""
+
+    weight_map: dict[str, str] = {}
+
+
+def _templates_by_name(value: object) -> object:
+    if not isinstance(value, list):
+        return {"default": value}
+    forms = (form for form in value if isinstance(form, dict))
+    return {str(form.get("name")): form.get("template") for form in forms}
+
+
+Token = Annotated[
+    str, BeforeValidator(lambda value: value.get("content") if type(value) is dict else value)
+]
+
+
+class TokenizerConfig(Configuration):
+    """tokenizer_config.json: the chat templates by name, and the tokens that they may name."""
+
+    chat_template: Annotated[dict[str, str], BeforeValidator(_templates_by_name)] = {}
+    bos_token: Token = ""
+    eos_token: Token = ""
+    unk_token: Token = ""
+    pad_token: Token = ""
 
 
 def is_eagle_head(config: dict[str, Any]) -> bool:

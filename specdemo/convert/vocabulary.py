@@ -3,18 +3,20 @@ repository: tokenizer.json, tokenizer_config.json, config.json."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 from gguf import TokenType
+from pydantic import Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.processors import TemplateProcessing
 
-from specdemo.convert.configuration import ADDED_TOKENS, Ends, GgufVocabulary
 from specdemo.convert.gguf_file import Gguf
+from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId
 from specdemo.errors import BadInput
 
+CHARACTERS = 1 << 22  # of a vocabulary; 262,000 tokens have 2 million
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,6 +41,40 @@ PRE_TOKENIZERS = {
     "deepseek-r1-qwen": _split("1"),
 }
 """By the name in GGUF files: how a text is split into words before pairs of bytes are merged."""
+
+
+class GgufVocabulary(Configuration):
+    """The metadata of a GGUF file about its tokenizer, without "tokenizer.ggml."."""
+
+    model: str = ""
+    pre: str = ""
+    tokens: list[Annotated[str, Field(max_length=1024)]] = Field(min_length=1)
+    token_type: list[int]
+    merges: list[str] = []
+    scores: list[float] = []
+    bos: TokenId = Field(-1, validation_alias="bos_token_id")
+    eos: TokenId = Field(-1, validation_alias="eos_token_id")
+    unk: TokenId = Field(-1, validation_alias="unknown_token_id")
+    pad: TokenId = Field(-1, validation_alias="padding_token_id")
+    eot: TokenId = Field(-1, validation_alias="eot_token_id")
+    add_bos_token: bool | None = None
+    add_space_prefix: bool = True
+    chat_template: str = ""
+
+    def of_type(self, kind: int) -> list[str]:
+        """The tokens of a type of GGUF files."""
+        types = zip(self.tokens, self.token_type, strict=True)
+        return [token for token, token_type in types if token_type == kind]
+
+    @model_validator(mode="after")
+    def _tokens_are_there(self) -> Self:
+        if len(self.tokens) != len(self.token_type):
+            raise ValueError(f"{len(self.tokens)} tokens have {len(self.token_type)} types")
+        if max(self.bos, self.eos, self.unk, self.pad, self.eot) >= len(self.tokens):
+            raise ValueError("a special token is beyond the last token")
+        if sum(map(len, self.tokens)) > CHARACTERS:
+            raise ValueError(f"its tokens have more than {CHARACTERS:,} characters")
+        return self
 
 
 def write(file: Gguf, folder: Path) -> None:

@@ -72,7 +72,7 @@ class Tensor:
 
 
 def weight_group(columns: int) -> int:
-    """4-bit weights that share a scale: the largest of 128, 64 and 32 of a row, or the row."""
+    """4-bit weights that share a scale: 128, 64 or 32 if they divide a row, else the row."""
     group = math.gcd(GROUP, columns)
     return group if group >= 32 else columns
 
@@ -162,16 +162,16 @@ def compressed(
 def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Signed integers of `bits` (flat uint8; of 4 bits two in a byte) and float16 scales [rows,
     groups, 1] of float32 weights [rows, groups, group]. As in nncf, the weight of largest magnitude
-    becomes the least integer."""
+    becomes the lowest integer."""
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
-    least = -(2 ** (bits - 1))
-    exact = np.where(-lowest >= highest, lowest, highest) / least
+    limit = 2 ** (bits - 1)
+    exact = np.where(-lowest >= highest, lowest, highest) / -limit
     scales = exact.astype(np.float16)
     divisors = exact if bits == 8 else scales.astype(np.float32)  # 4 bits: the stored scale
     # A scale may be too small for 16 bits: 0 times any integer is 0.
     values = weights / np.where(np.abs(divisors) < _SMALLEST, _SMALLEST, divisors)
     np.rint(values, out=values)
-    np.clip(values, least, -least - 1, out=values)
+    np.clip(values, -limit, limit - 1, out=values)
     packed: np.ndarray = values.astype(np.int8).reshape(-1).view(np.uint8)
     if bits == 4:
         packed = packed[::2] & 15 | packed[1::2] << 4

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import constants
 
 from specdemo.convert import ir
-from specdemo.convert.configuration import ShardIndex
+from specdemo.convert.ir import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host.disk import cache_home, file_size, require_space, sha256
 from specdemo.host.hardware import in_background, require_memory

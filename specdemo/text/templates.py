@@ -11,8 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from specdemo.convert.configuration import TokenizerConfig
-from specdemo.convert.ir import read_json, read_text
+from specdemo.convert.ir import TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, Tokenizer, valid

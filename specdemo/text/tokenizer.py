@@ -13,8 +13,7 @@ from types import MappingProxyType
 
 import tokenizers
 
-from specdemo.convert.configuration import ADDED_TOKENS
-from specdemo.convert.ir import read_text
+from specdemo.convert.ir import ADDED_TOKENS, read_text
 from specdemo.errors import FetchError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thread that needs it
