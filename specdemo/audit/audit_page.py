@@ -1,20 +1,13 @@
 """An audit's report as one HTML page: who is lossless, what a failure means."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow
 from specdemo.audit.engines import OWN_PROPERTIES
 from specdemo.audit.properties import PROPERTIES
-from specdemo.audit.report_page import (
-    PAPER_COLOUR,
-    PINK,
-    SPECULATIVE,
-    Figure,
-    label,
-    render,
-)
+from specdemo.audit.report_page import PAPER_COLOUR, PINK, SPECULATIVE, Figure, label, render
 
 PUBLIC_REPORTS: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {
     ("openvino-genai", "sampling"): ("openvinotoolkit/openvino.genai", (4190,)),
@@ -25,22 +18,18 @@ PUBLIC_REPORTS: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {
 """Repository and issues that report a failure of the same kind, by engine and property."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineResult:
-    """What the tests found of an engine with one set of plugin properties: how many passed of those
-    that ran, on which methods and pairs; the failing properties; or why none ran."""
+class EngineResult(NamedTuple):
+    """The tests of an engine with one set of plugin properties: how many passed of those that ran,
+    on which methods and pairs; the failing properties; why none ran."""
 
     engine: str
+    result: str
     methods: list[str]
     pairs: list[str]
     passed: int
     ran: int
     failing: list[str]
     why: str
-
-    @property
-    def result(self) -> str:
-        return "fail" if self.failing else "pass" if self.ran else "none"
 
 
 def engine_results(rows: Sequence[AuditRow]) -> list[EngineResult]:
@@ -57,7 +46,8 @@ def engine_results(rows: Sequence[AuditRow]) -> list[EngineResult]:
         pairs = list(dict.fromkeys(row.pair for row in group if row.pair))
         failing = list(dict.fromkeys(name for row in group for name in row.failures))
         why = next((cell.note for cell in cells if cell.note), "nothing was tested")
-        results.append(EngineResult(engine, methods, pairs, passed, passed + failed, failing, why))
+        result, ran = "fail" if failed else "pass" if passed else "none", passed + failed
+        results.append(EngineResult(engine, result, methods, pairs, passed, ran, failing, why))
     return sorted(results, key=lambda each: ("pass", "fail", "none").index(each.result))
 
 

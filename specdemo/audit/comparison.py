@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from specdemo.audit.engines import AuditedEngine, Case, Conversation, NotOffered
 from specdemo.errors import RequestFailed
 from specdemo.runs.settings import Settings
 
+WAYS = ("autoregressive", "speculative")
 ROUNDING = 0.1  # logits: smaller margins can change sign by the order of a sum
 
 
@@ -97,38 +98,44 @@ class Subject:
                 differences.append(failed | {"position": len(answer), "cause": cause})
         return compared(len(cases), differences)
 
+    def judge(
+        self,
+        cases: Sequence[Case],
+        answers: Iterable[tuple[Tokens, Tokens]],
+        cause: str,
+        names: tuple[str, str] = WAYS,
+    ) -> Cell:
+        """The cell of two answers to each of the cases, which differ for this `cause`."""
+        differences = [
+            self.difference(case[0], first, second, names) | {"cause": cause}
+            for case, (first, second) in zip(cases, answers, strict=True)
+            if first != second
+        ]
+        return compared(len(cases), differences)
+
     def difference(
         self,
         conversation: Conversation,
         first: Tokens,
         second: Tokens,
-        names: tuple[str, str] = ("autoregressive", "speculative"),
-        cause: str = "",
+        names: tuple[str, str] = WAYS,
     ) -> dict[str, Any]:
         """The first difference of two answers, by these names, with both logit margins if the
-        engine tells them. Without a `cause` these tell rounding from a wrong rule."""
+        engine tells them."""
         pairs = itertools.zip_longest(first, second)
         position, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
         margins = None
-        if None not in pair:
-            margins = self.engine.margins(conversation, first[:position], pair)
+        if None in pair:
+            cause = "one answer ends before the other"
+        elif (margins := self.engine.margins(conversation, first[:position], pair)) is None:
+            cause = "no margins"
+        elif margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING:
+            cause = "rounding"
+        else:
+            cause = "wrong rule"
         texts = [
             None if token is None else self.engine.text([token]) or f"token {token}"
             for token in pair
         ]
-        return {
-            "prompt": conversation,
-            "position": position,
-            "margins": margins,
-            "cause": cause or _cause(None in pair, margins),
-            **dict(zip(names, texts, strict=True)),
-        }
-
-
-def _cause(ended: bool, margins: tuple[float, float] | None) -> str:
-    if ended:
-        return "one answer ends before the other"
-    if margins is None:
-        return "no margins"
-    rounding = margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING
-    return "rounding" if rounding else "wrong rule"
+        difference = {"prompt": conversation, "position": position, "margins": margins}
+        return difference | {"cause": cause} | dict(zip(names, texts, strict=True))

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -79,8 +79,8 @@ def _baseline_draws(subject: Subject, settings: Settings, draws: int) -> Counter
     """Autoregressive draws, whose seeds follow those of the speculative ones."""
     if "draws" not in subject.baselines:
         seeds = range(MAX_DRAWS, MAX_DRAWS + draws)
-        subject.baselines["draws"] = Counter(draw(subject.engine, settings, seeds, False))
-        subject.baselines["draws"].pop((), None)
+        answers = draw(subject.engine, settings, seeds, False)
+        subject.baselines["draws"] = Counter(filter(None, answers))
     drawn: Counter[Tokens] = subject.baselines["draws"]
     return drawn
 
@@ -98,11 +98,11 @@ def draw(
     for begin in range(alone, len(cases), engine.parallel):
         batch = cases[begin : begin + engine.parallel]
         try:
-            answers: Iterable[Tokens] = engine.generate_many(batch, speculative)
+            answers = engine.generate_many(batch, speculative)
         except NotOffered:
             raise
         except RequestFailed:
-            answers = (_beginning(engine, case, speculative) for case in batch)
+            answers = [_beginning(engine, case, speculative) for case in batch]
         yield from (answer[:OUTCOME_TOKENS] for answer in answers)
 
 

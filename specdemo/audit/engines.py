@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from specdemo.errors import BadInput, RequestFailed
@@ -48,11 +48,9 @@ class AuditedEngine:
     def generate_many(self, cases: Sequence[Case], speculative: bool) -> list[Tokens]:
         """Answers of requests that are active at once, which "batch" needs."""
 
-        def generate(case: Case) -> Tokens:
-            return (*self.generate(*case, speculative),)
-
         with ThreadPoolExecutor(len(cases)) as pool:
-            return list(pool.map(generate, cases))
+            answers = [pool.submit(self.generate, *case, speculative) for case in cases]
+            return [tuple(answer.result()) for answer in answers]
 
     def text(self, tokens: Sequence[int | str]) -> str:
         """The text of an answer's tokens, without an end token."""
@@ -103,9 +101,8 @@ def messages(conversation: Conversation) -> list[Message]:
 
 def imported(name: str) -> AuditedEngine:
     """The engine that MODULE:CLASS makes without arguments. Raises BadInput."""
-    module, _, attribute = name.partition(":")
     try:
-        make: Callable[[], AuditedEngine] = getattr(import_module(module), attribute)
+        make: Callable[[], AuditedEngine] = resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise BadInput(f"--peers {name} cannot be imported: {error}.") from error
     return make()

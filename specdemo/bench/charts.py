@@ -132,10 +132,11 @@ def by_task(report: BenchReport) -> Figure:
 def by_position(report: BenchReport) -> Figure:
     counts = report.details.positions
     rates = {str(n): accepted / examined for n, (accepted, examined) in enumerate(counts, start=1)}
-    title = "Acceptance by position in the draft"
-    figure = _columns(rates, title, "accepted", ".0%", GREEN)
-    hovertext = [f"{accepted} of {examined} examined" for accepted, examined in counts]
-    return figure.update_traces(hovertext=hovertext)
+    figure = _columns(rates, "Acceptance by position in the draft", "accepted", ".0%", GREEN)
+    return figure.update_traces(
+        hovertext=[f"{accepted} of {examined} examined" for accepted, examined in counts],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
 
 
 def time_spent(report: BenchReport) -> Figure:

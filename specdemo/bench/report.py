@@ -1,7 +1,7 @@
 """Runs a benchmark. Its report is data, as in JSON, and tables."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median_low
@@ -143,10 +143,9 @@ def bench(
         for prompt in prompts
         for limit in limits
     ]
-    total, skipped = 1 + len(work), dict[str, str]()
-    answers = PeerAnswers(peers, skipped)
-    short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
+    total, answers = 1 + len(work), PeerAnswers(peers)
     yield Progress("warming up", 0, total)
+    short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     list(session.ask(Question(WARM_UP, short, baseline=True)))
     for variant in answers.ask(WARM_UP, short):
         yield Progress(variant, 0, total)
@@ -159,48 +158,57 @@ def bench(
         try:
             item.traces = [trace_of(session.ask(race)) for _ in range(repeats)]
         except BadInput as error:
-            skipped[name] = str(error)
+            answers.skipped[name] = str(error)
             continue
         raced.append(item)
         for variant in answers.ask(item.prompt.instruction, item.settings):
             yield Progress(f"{variant}: {name}", done, total)
         if len(raced) == PILOT_PROMPTS:
             answers.keep_fastest()
+    pair = raced[-1].traces[-1].pair if raced else session.info
+    header = ReportHeader(pair=pair, settings=settings)
+    yield _report(header, raced, answers, repeats, perf_counter() - began, len(limits) > 1)
 
-    traces = [trace for item in raced for trace in item.traces]
-    # Two engines draw different random numbers: sampled answers are not compared.
-    ours = None if settings.temperature else [item.traces[-1].token_ids for item in raced]
-    different = [(item, trace) for item in raced for trace in item.traces if not trace.identical]
+
+def _report(
+    header: ReportHeader,
+    raced: Sequence[RacedPrompt],
+    answers: "PeerAnswers",
+    repeats: int,
+    seconds: float,
+    several_lengths: bool,
+) -> BenchReport:
+    traces = [(item, trace) for item in raced for trace in item.traces]
+    different = [(item, trace) for item, trace in traces if not trace.identical]
     report = BenchReport(
-        pair=traces[-1].pair if traces else session.info,
-        settings=settings,
+        **vars(header),
         rows=[item.row for item in raced],
         summary=summary_of(raced),
-        peers=answers.rows(ours),
+        peers=answers.rows(raced),
         details=Details(
             {item.prompt.id: describe_difference(trace) for item, trace in reversed(different)},
-            skipped,
+            answers.skipped,
             repeats,
             combined(item.figures for item in raced),
-            acceptance_by_position(traces),
+            acceptance_by_position(trace for _, trace in traces),
             datetime.now(UTC).isoformat(timespec="seconds"),
-            perf_counter() - began,
+            seconds,
         ),
     )
-    if len(limits) > 1:
-        for row, item in zip(report.rows, raced, strict=True):
-            row["max_new_tokens"] = item.settings.max_new_tokens
-        report = LengthsReport(**vars(report), lengths=by_length(raced))
-    yield report
+    if not several_lengths:
+        return report
+    for row, item in zip(report.rows, raced, strict=True):
+        row["max_new_tokens"] = item.settings.max_new_tokens
+    return LengthsReport(**vars(report), lengths=by_length(raced))
 
 
 class PeerAnswers:
     """The answers of peers to the prompts so far. One that fails is left out, and named in
     `skipped` with the reason."""
 
-    def __init__(self, peers: Sequence[Peer], skipped: dict[str, str]):
+    def __init__(self, peers: Sequence[Peer]):
+        self.skipped: dict[str, str] = {}
         self._answers: dict[Peer, list[TimedAnswer]] = {peer: [] for peer in peers}
-        self._skipped = skipped
 
     def ask(self, instruction: str, settings: Settings) -> Iterator[str]:
         """Add each peer's answer. Yields the name of each variant before it answers."""
@@ -211,7 +219,7 @@ class PeerAnswers:
                 self._answers[peer] += peer.answers([(instruction,)], settings)
             except RequestFailed as error:
                 del self._answers[peer]
-                self._skipped[variant] = str(error)
+                self.skipped[variant] = str(error)
 
     def forget(self) -> None:
         self._answers = {peer: [] for peer in self._answers}
@@ -223,16 +231,19 @@ class PeerAnswers:
         fastest = [peer for peer in self._answers if best.get(peer.title) is peer]
         self._answers = {peer: self._answers[peer] for peer in fastest}
 
-    def rows(self, ours: Sequence[tuple[int, ...]] | None) -> dict[str, Row]:
-        """By name; `identical` to our answers `ours`, if these are compared."""
+    def rows(self, raced: Sequence[RacedPrompt]) -> dict[str, Row]:
+        """By name; `identical` to our answers. Sampled ones are not compared: two engines draw
+        different random numbers."""
         self.keep_fastest()
+        sampled = any(item.settings.temperature for item in raced)
+        ours = [item.traces[-1].token_ids for item in raced]
         rows = {}
         for peer, answers in self._answers.items():
             ids = [ids for ids, _ in answers]
             rows[peer.title] = {
                 "tokens_per_s": self._tokens_per_s(peer),
                 "settings": peer.facts,
-                "identical": None if ours is None else ids == list(ours[: len(ids)]),
+                "identical": None if sampled else ids == ours[: len(ids)],
             }
         return rows
 
@@ -305,26 +316,19 @@ def tables(report: BenchReport) -> dict[str, Table]:
         for name, peer in report.peers.items()
         if name.endswith("/autoregressive")
     }
-    ours = {
-        f"specdemo/{way}": {
-            "tokens_per_s": figures[f"{way}_tokens_per_s"],
-            "settings": {},
-            "identical": None,
-        }
-        for way in WAYS
+    rates = {f"specdemo/{way}": figures[f"{way}_tokens_per_s"] for way in WAYS}
+    ours: dict[str, Row] = {
+        name: {"tokens_per_s": rate, "settings": {}, "identical": None}
+        for name, rate in rates.items()
     }
     facts = {"machine": report.machine}
     facts |= {name: _listed(getattr(report, name)) for name in ("pair", "settings", "versions")}
     facts |= {name: getattr(details, name) for name in ("repeats", "created", "seconds")}
     rows: dict[str, Table] = {
-        "Summary": [
-            {"": name.replace("_", " "), "is": value} for name, value in (ratios | figures).items()
-        ],
+        "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
-        "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task.items()],
-        "Time of a token": [
-            {"": name, "milliseconds": spent} for name, spent in token_milliseconds(report).items()
-        ],
+        "Speed-up by task": _column("speedup", by_task),
+        "Time of a token": _column("milliseconds", token_milliseconds(report)),
         "What else it saves": [
             {
                 "": way,
@@ -338,11 +342,15 @@ def tables(report: BenchReport) -> dict[str, Table]:
             for name, row in (ours | report.peers).items()
             if report.peers
         ],
-        "How this was measured": [{"": name, "is": value} for name, value in facts.items()],
+        "How this was measured": _column("is", facts),
         "Prompts": [{**row, "": details.differences.get(row["id"], "")} for row in report.rows],
-        "Left out": [{"": id, "because": reason} for id, reason in details.skipped.items()],
+        "Left out": _column("because", details.skipped),
     }
     return {title: table for title, table in rows.items() if table}
+
+
+def _column(title: str, values: Mapping[str, Any]) -> Table:
+    return [{"": name, title: value} for name, value in values.items()]
 
 
 def token_milliseconds(report: BenchReport) -> dict[str, float | None]:
