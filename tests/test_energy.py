@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdemo.host.energy import EnergyMeter
+from specdemo.host.hardware import EnergyMeter
 
 
 def add_zone(folder, zone: str, name: str, used: int) -> None:

@@ -1,4 +1,4 @@
-"""The files of this program on this machine: their folder, free space, whole writes."""
+"""The files of this program on this machine: their folder, free space, complete writes."""
 
 import errno
 import hashlib
@@ -26,14 +26,20 @@ def measured_folder() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write the file in one step: readers find the old or the new content, also after a kill. Does
-    nothing if the disk is full or read-only."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            written = Path(scratch, path.name)
-            written.write_bytes(content)
-            written.replace(path)
+    """Write a file that may be missing: nothing is written if the disk is full or read-only."""
+    with suppress(OSError), replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path of the same suffix, which replaces `path` in one step after the block: readers
+    find the old or the new content, also after a kill."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        partial = Path(scratch, path.name)
+        yield partial
+        partial.replace(path)
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
@@ -49,8 +55,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def exclusive_scratch(home: Path) -> Iterator[Path]:
-    """Lock `home` and yield a scratch folder in it. Removes it at the end, and those that killed
-    processes left. Raises FetchError if a file cannot be written."""
+    """Lock `home` and yield a scratch folder in it, which is removed at the end, like those that
+    killed processes left. Raises FetchError if a file cannot be written."""
     import filelock
 
     try:
@@ -76,8 +82,8 @@ def sha256(path: Path) -> str:
 
 
 def link(target: Path, name: Path) -> None:
-    """Make `name` stand for the file `target`: a symbolic link, for which Windows may want a
-    privilege, else a hard link, for which both must be on one disk, else a copy."""
+    """Make `name` a symbolic link to the file `target`, else (Windows may want a privilege) a hard
+    link, else (on another disk) a copy."""
     try:
         name.symlink_to(target)
     except OSError:
@@ -88,7 +94,7 @@ def link(target: Path, name: Path) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Size of the file at `path` in bytes, 0 if there is none."""
+    """Bytes of the file at `path`, 0 if there is none."""
     with suppress(OSError):
         return path.stat().st_size
     return 0

@@ -1,4 +1,4 @@
-"""This machine: memory, processors, devices."""
+"""This machine: memory, processors, devices, energy."""
 
 import errno
 import importlib
@@ -28,16 +28,18 @@ OUT_OF_MEMORY = re.compile(
     "bad_alloc|out.of.memory|(cannot|failed to) allocate|failed to map segment|start new thread",
     re.IGNORECASE,
 )
-"""How libraries say that memory could not be allocated, in messages of their own errors."""
+"""Messages of libraries that could not allocate memory."""
 
 NEARLY = 0.85
-"""The share of the limit on addresses from which any failure is taken for a lack of memory: a
-library that cannot be mapped or a file that cannot be read leads to many an error."""
+"""Share of the limit on addresses above which any failure counts as a lack of memory: a library
+that cannot be mapped leads to many kinds of errors."""
+
+POWERCAP = Path("/sys/class/powercap")  # Linux only; most systems let only root read the counters
+PACKAGES = "intel-rapl:[0-9]*/energy_uj"  # AMD's processors have this name too
 
 
 def memory_bytes() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's or shell's
-    limit."""
+    """Bytes of memory of this machine, or the limit of the container or the shell."""
     total: int = min(psutil.virtual_memory().total, _address_limit() or sys.maxsize)
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
@@ -64,7 +66,7 @@ def available_bytes() -> int:
 
 
 def _address_limit() -> int | None:
-    """Bytes of addresses that this process may use, as `ulimit -v` sets them; None if unlimited."""
+    """The limit that `ulimit -v` sets, in bytes; None if unlimited."""
     try:
         import resource
     except ImportError:  # Windows
@@ -74,8 +76,8 @@ def _address_limit() -> int | None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """A sentence on what this process lacks (memory, threads, open files) if that is why `error`
-    or an error that led to it was raised; else None."""
+    """A sentence if a lack of memory, threads or open files raised `error` or an error that led to
+    it; else None."""
     limit, errors = _address_limit(), [error]
     while cause := errors[-1].__cause__ or errors[-1].__context__:
         errors.append(cause)
@@ -98,7 +100,7 @@ def shortage(error: BaseException) -> str | None:
 
 
 def _peak_addresses() -> int:
-    """The most bytes of addresses that this process has used; 0 where the system does not tell."""
+    """The most bytes of addresses that this process has used; 0 if unknown."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
@@ -169,3 +171,35 @@ def describe() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
+
+
+class EnergyMeter:
+    """Measures the energy that the processor packages of the machine use, for all its programs."""
+
+    def __init__(self, folder: Path = POWERCAP):
+        self._zones = [path.parent for path in folder.glob(PACKAGES) if _is_package(path.parent)]
+        self._begin = self._read("energy_uj")
+
+    def _read(self, name: str) -> list[int]:
+        """A number of each package, in microjoules; none if one is unreadable."""
+        try:
+            return [int((zone / name).read_text()) for zone in self._zones]
+        except (OSError, ValueError):
+            return []
+
+    @property
+    def joules(self) -> float | None:
+        """Joules since the meter was made; None where the counters cannot be read."""
+        end, ranges = self._read("energy_uj"), self._read("max_energy_range_uj")
+        counters = list(zip(self._begin, end, ranges, strict=False))
+        # A counter begins again at 0 after its range, an hour at 70 W.
+        used = sum((last - first) % (largest + 1) for first, last, largest in counters)
+        return used * 1e-6 if counters else None
+
+
+def _is_package(zone: Path) -> bool:
+    # The names of parts have two colons, and `psys` counts packages again.
+    try:
+        return zone.name.count(":") == 1 and (zone / "name").read_text().startswith("package")
+    except OSError:
+        return False

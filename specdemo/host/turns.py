@@ -1,5 +1,4 @@
-"""Work that is done for one request at a time: the shortest request comes first, so that nobody
-waits for more than one that is longer. Between them the processor is left to other work."""
+"""Work for one request at a time, the shortest first."""
 
 import threading
 from collections.abc import Iterator
@@ -9,8 +8,8 @@ from time import perf_counter
 
 
 class ShortestFirst:
-    """The order of those that wait (thread safe). After a turn of one second come `rest` seconds
-    without any."""
+    """Runs waiting requests one at a time, the shortest first (thread safe). Each is followed by
+    a pause of `rest` times its duration, which leaves the processor to other work."""
 
     def __init__(self, rest: float = 0.0) -> None:
         self._rest = rest
@@ -21,7 +20,7 @@ class ShortestFirst:
 
     @contextmanager
     def turn(self, size: int) -> Iterator[None]:
-        """Wait for the turn of a request of this size, which lasts as long as the block."""
+        """Wait for the turn of a request of this size. The turn lasts as long as the block."""
         with self._changed:
             self._wait((size, object()))
         begun = perf_counter()

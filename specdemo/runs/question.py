@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
-from specdemo.host.energy import EnergyMeter
+from specdemo.host.hardware import EnergyMeter
 from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace

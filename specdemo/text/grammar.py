@@ -1,9 +1,5 @@
-"""Answers in a formal language: a JSON Schema or tool calls, by the llguidance library, which is
-imported when the first grammar is made. What is allowed after some tokens depends on these only.
-
-Where the text is forced, only the tokenizer's own tokens for it are allowed, with and without
-speculative decoding.
-"""
+"""Restricts answers to a JSON Schema or to tool calls with llguidance, which is imported when the
+first grammar is made. Forced text has the tokenizer's own tokens, with and without drafts."""
 
 import json
 import re
@@ -22,15 +18,14 @@ from specdemo.host.turns import ShortestFirst
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import Tools
 
-MAX_SCHEMA = 64_000
-"""Characters of a schema. The time to compile grows with the square of its properties."""
-
-MAX_MULTIPLE = 10_000
-"""The most that the divisors of all `multipleOf` may come to, multiplied: as many states of a lexer
-are made when a schema is compiled."""
-
-FORCED = 64
-"""Forced tokens at the beginning that are looked at before a schema is accepted."""
+MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of the properties
+MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are made
+CHECKED_TOKENS = 64  # forced tokens at the beginning that are checked before a schema is accepted
+KEPT_GRAMMARS = 8
+MAX_STATES = 20_000  # of a lexer, 1 to 2 kB each
+REST = 3.0
+"""Pause after compiling, relative to its time. Without it a stream of schemas of 60,000 characters
+slowed the rounds of others by 18 %, although its priority is the lowest."""
 
 JSON_STYLE = {
     "whitespace_flexible": False,  # fixed space is forced; in free space small models can loop
@@ -40,36 +35,23 @@ JSON_STYLE = {
     "coerce_one_of": False,
 }
 FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
-"""Those that llguidance follows. Others are annotations, as the standard says."""
+"""The formats that llguidance follows. Others are annotations, as the standard says."""
 
 TIMES = "date-time", "time", "duration"
 SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
 """The pattern of TIMES, whose seconds could have any number of digits."""
 
-NAMED = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
-DATA = "enum", "const", "default", "examples"
-"""Keywords whose values are schemas by name, and data."""
-
-MAX_DIGITS, MAX_EXPONENT = 20, 2
-"""Of a number. 17 digits tell any double; a zero and a point may come before them."""
-
-MAX_STATES = 20_000
-"""States of a lexer, of 1 to 2 kB each."""
+SCHEMAS_BY_NAME = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
+DATA = "enum", "const", "default", "examples"  # keywords whose values are no schemas
+MAX_DIGITS, MAX_EXPONENT = 20, 2  # 17 digits tell any double, after a zero and a point
 
 Start = Callable[[], Constraint]
-"""Makes a constraint at the beginning of its language."""
-
-
-KNOWN = 8  # compiled grammars that are kept
-
-REST = 3.0
-"""Seconds of rest after each second of compiling: a stream of schemas of 60,000 characters slowed
-the rounds of others by 18 % without it, although its priority is the lowest."""
+"""Makes a constraint that has read no token."""
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer (thread safe), the shortest first. Making it takes 0.3 s
-    for a vocabulary of 49,000 tokens. Raises MissingPackage, or BadInput without `stop_ids`."""
+    """Compiles grammars for one tokenizer, the shortest first (thread safe). Takes 0.3 s for 49,000
+    tokens. Raises MissingPackage, or BadInput without `stop_ids`."""
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Iterable[int]):
         try:
@@ -96,8 +78,8 @@ class Grammars:
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
 
     def compiled(self, schema: str, tools: Tools | None = None) -> Start:
-        """Answers that are JSON of the `schema` (JSON text), that call `tools`, or, with both, one
-        of them. Raises BadInput, which names the keyword or the place that cannot be used."""
+        """Restrict answers to JSON of the `schema` (JSON text), to calls of `tools`, or to either
+        of them. Raises BadInput, which names the unusable keyword or place."""
         if start := self._known.get((schema, tools)):
             return start
         with self._turns.turn(len(schema) + len(tools.functions if tools else "")):
@@ -109,7 +91,7 @@ class Grammars:
         if tools and schema:
             self._compiled(schema, None)  # raises what is wrong with the schema alone
         start = self._known[schema, tools] = self._compiled(schema, tools)
-        if len(self._known) > KNOWN:
+        if len(self._known) > KEPT_GRAMMARS:
             del self._known[next(iter(self._known))]
         return start
 
@@ -121,9 +103,9 @@ class Grammars:
         limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
         _require(matcher, param)
-        start = partial(_Place, matcher, self._numbers, self._stops, param)
+        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, param)
         place = start()
-        for _ in range(FORCED):  # a schema that contains itself for ever fails here
+        for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
             mask = place.mask()
             token = None if mask is None else forced(mask)
             if token is None:
@@ -178,8 +160,8 @@ class Grammars:
         return "\n".join([f"start: {start}", *rules])
 
     def _literal(self, text: str) -> str:
-        """A text in which a marker that is an added token is that token. A model that has the token
-        was not trained to spell it."""
+        """The grammar of a text. Markers are added tokens if the model has them: it was not
+        trained to spell them."""
         pieces = filter(None, re.split(r"(<[^<>\s]+>|\[[A-Z_]+\])", text))
         added = self._added
         return " ".join(
@@ -188,8 +170,8 @@ class Grammars:
 
 
 class _Numbers:
-    """Ends numbers in JSON, which llguidance lets go on for ever (1.3333...): after MAX_DIGITS, or
-    MAX_EXPONENT digits of an exponent, none may follow."""
+    """Ends numbers in JSON, which llguidance does not (1.3333...), after MAX_DIGITS digits, or
+    MAX_EXPONENT of an exponent."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, stops: list[int]):
         self.size = size
@@ -201,8 +183,8 @@ class _Numbers:
         self._quotes = first == '"'
 
     def limit(self, mask: np.ndarray, tokens: list[int]) -> None:
-        """Forbid more digits in `mask` if the text of `tokens` ends with a number that is long
-        enough. Where text may follow that follows a number, but no quote, it is one."""
+        """Forbid digits in `mask` if `tokens` end with a number that is long enough. It is a
+        number, and no text, if a comma or a bracket may follow but no quote."""
         last = self._strings[tokens[-1]] if tokens else ""
         if last[-1:] not in "0123456789" or not last:
             return
@@ -215,8 +197,8 @@ class _Numbers:
             mask &= ~self._digits
 
 
-class _Place:
-    """The Constraint of one request: a copy of `matcher`, which has read nothing."""
+class _GrammarConstraint:
+    """Restricts one request, by a copy of `matcher`, which has read no token."""
 
     def __init__(self, matcher: Any, numbers: _Numbers, stops: list[int], param: str):
         self._matcher = matcher.deep_copy()
@@ -258,7 +240,7 @@ class _Place:
 
 
 def _require(matcher: Any, param: str) -> None:
-    """Raises BadInput with the error of `matcher`, if it has one, as one sentence."""
+    """Raise BadInput if `matcher` has an error."""
     if not matcher.is_error():
         return
     error = matcher.get_error().removesuffix("<non-verbose/>")
@@ -271,7 +253,6 @@ def _require(matcher: Any, param: str) -> None:
 
 
 def _object(properties: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object of just these `properties`, with the definitions of `schema`."""
     names = "$defs", "definitions"
     return {
         "type": "object",
@@ -282,12 +263,12 @@ def _object(properties: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _json(schema: str, place: str) -> str:
-    """The grammar of JSON of a schema. Raises BadInput, which names `place`."""
+    """The grammar of JSON that follows a schema. Raises BadInput, which names `place`."""
     param = place.partition(":")[0]
     _require_size(schema, param)
     try:
         whole = json.loads(schema)
-        schemas = list(_schemas(whole))
+        schemas = list(_subschemas(whole))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place} is not JSON: {error}.", param) from None
     if not isinstance(whole, dict):
@@ -314,19 +295,18 @@ def _require_size(text: str, param: str) -> None:
 
 
 def _digits(number: float) -> int:
-    """The significant digits of a number: 125 for 1.25."""
+    """The significant digits of a number, 125 of 1.25."""
     return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all schemas in it."""
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     if isinstance(schema, dict):
         yield schema
         for name, value in list(schema.items()):
-            if name in NAMED and isinstance(value, dict):
-                yield from _schemas([*value.values()])
+            if name in SCHEMAS_BY_NAME and isinstance(value, dict):
+                yield from _subschemas([*value.values()])
             elif name not in DATA:
-                yield from _schemas(value)
+                yield from _subschemas(value)
     elif isinstance(schema, list):
         for item in schema:
-            yield from _schemas(item)
+            yield from _subschemas(item)

@@ -1,6 +1,5 @@
-"""Renders chat templates, which strangers wrote, in a process of its own: `sandbox.py` runs this
-file as a script, which imports nothing of the project. The process ends when its input ends, and
-when a template takes too much time or memory."""
+"""Renders chat templates in a child process of `sandbox.py`, which runs this file as a script. It
+imports nothing of the project, and ends with its input or if a template takes too much."""
 
 import faulthandler
 import json
@@ -11,21 +10,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-PROCESSOR_SECONDS = 0.5
-"""For one prompt, except on Windows. A conversation of 4 MB takes a fifth of it."""
-
+PROCESSOR_SECONDS = 0.5  # a prompt, except on Windows; a conversation of 4 MB takes a fifth of it
 WALL_SECONDS = 10.0 if hasattr(signal, "setitimer") else 2.0
-MEMORY = 512 * 2**20
-"""Bytes of address space, on Linux. Python and Jinja take 24 MB, and 4 MB of messages 70 MB."""
-
-MAX_TEXT = 32 * 2**20
-"""Bytes of a rendered text."""
-
-HEADER = struct.Struct(">?I")
-"""Of an answer: whether it is a text (else the reason why there is none), and its size in bytes."""
+MEMORY = (
+    512 * 2**20
+)  # bytes of addresses, on Linux; Python and Jinja take 24 MB, 4 MB of text 70 MB
+MAX_TEXT = 32 * 2**20  # bytes of a rendered text
+HEADER = struct.Struct(">?I")  # of an answer: text or reason why there is none, and bytes of it
 
 
 def environment() -> Any:
@@ -45,23 +39,13 @@ def environment() -> Any:
         def text(self, caller: Callable[[], str]) -> str:
             return caller()
 
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: Any = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
     made = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    made.filters["tojson"] = to_json
+    made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     made.globals["raise_exception"] = refuse
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return made

@@ -1,5 +1,5 @@
-"""Chat templates come from strangers, so `renderer.py` renders them in a process of its own. It is
-kept: the first prompt waits 0.2 s for it, the others less than a millisecond."""
+"""Renders chat templates, which strangers wrote, in a child process that runs `renderer.py`. It is
+kept: the first prompt takes 0.2 s, others less than a millisecond."""
 
 import json
 import os
@@ -16,13 +16,12 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.turns import ShortestFirst
 from specdemo.text import renderer
 
-KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"
-"""What Python may need to start, and the time zone. Others may be secrets."""
+KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"  # others may be secrets
 
 
 class TemplateProcess:
-    """Renders one template after another (thread safe), the shortest request first. Its process
-    starts when it is needed, ends with this one, and is replaced if it has ended."""
+    """Renders one template at a time, the shortest request first (thread safe). The child process
+    starts when it is needed, ends with its parent, and is replaced if it has ended."""
 
     def __init__(self) -> None:
         self._turns = ShortestFirst()
@@ -50,7 +49,6 @@ class TemplateProcess:
         return text
 
     def _running(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The process's input, and its output."""
         if self._process is not None and self._process.poll() is None:
             return _pipes(self._process)
         self._end()
@@ -88,7 +86,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _read(answers: IO[bytes]) -> tuple[bool, str]:
-    """An answer: whether it is a text, and the text. Raises OSError if there is none."""
+    """Whether an answer is a text, and the text or the reason. Raises OSError without an answer."""
     head = answers.read(renderer.HEADER.size).ljust(renderer.HEADER.size, b"\xff")
     succeeded, size = renderer.HEADER.unpack(head)
     text = answers.read(size) if size <= renderer.MAX_TEXT else b""

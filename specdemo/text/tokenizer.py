@@ -19,7 +19,7 @@ from specdemo.errors import FetchError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thread that needs it
 
 MARK = "\ud800"
-"""Stands before characters that must not become part of a special token. No text can hold it: it is
+"""Precedes characters that must not become part of a special token. No text can contain it: it is
 half of a character."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -27,9 +27,9 @@ TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
 class Tokenizer:
-    """Encodes and decodes exactly: `decode(encode(text, special=False)) == text`. Exceptions:
-    GPT-NeoX tokenizers first bring text to Unicode's composed form NFC; SmolLM2's vocabulary lacks
-    the bytes of six control characters and of Unicode's unassigned planes 4 to 11."""
+    """`decode(encode(text, special=False)) == text`, but GPT-NeoX tokenizers first bring text to
+    Unicode's composed form NFC, and SmolLM2's vocabulary lacks the bytes of six control characters
+    and of Unicode's unassigned planes 4 to 11."""
 
     def __init__(self, path: Path) -> None:
         """Read `path` (tokenizer.json). Raises FetchError."""
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """The most characters that one token stands for."""
+        """Characters of the longest token."""
         return max(map(len, self.vocabulary()))
 
     @property
@@ -88,13 +88,13 @@ class Tokenizer:
         return MARK.join(text[start:end] for start, end in pairwise([0, *starts, len(text)]))
 
     def mark_starts(self, text: str) -> str:
-        """`text` with a MARK before each word, and before each character with which a special token
-        begins: enough to recognise all that the text could add to one."""
+        """`text` with a MARK before each word and each character with which a special token
+        begins: before all that could become part of one."""
         return self._starts.sub(MARK, valid(text))
 
     def encode_marked(self, text: str, *, bos: bool = False) -> tuple[list[int], list[int]]:
-        """The token ids of `text` without its MARKs, and those of them that are special tokens: one
-        that would contain a marked character is encoded as ordinary text."""
+        """The token ids of `text` without its MARKs, and the special tokens among them. A special
+        token with a marked character is encoded as ordinary text."""
         pieces = text.split(MARK)
         text = valid("".join(pieces))
         marks = list(accumulate(map(len, pieces[:-1])))
@@ -113,9 +113,8 @@ class Tokenizer:
         return ids, own
 
     def _special(self, encoded: tokenizers.Encoding, text: str) -> Iterator[tuple[int, int, int]]:
-        """Each special token of `text`, and where it begins and ends."""
         for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-            # The token for unknown characters may stand for any.
+            # The token for unknown characters may replace any of them.
             if id in self.special_ids and (id != self._unknown_id or text[start:end] in self.added):
                 yield id, start, end
 

@@ -1,5 +1,5 @@
-"""Calls of tools: the forms in which models write them, and how they are read out of an answer.
-`grammar.py` restricts answers to a form."""
+"""The forms in which models write calls of tools; reads them in answers, which `grammar.py`
+restricts to a form."""
 
 import json
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ class Tools:
 
 
 class CallReader:
-    """Splits an answer of `tools` into content and calls, piece by piece; without tools all is
-    content."""
+    """Splits an answer that comes in pieces into content and calls of `tools`; all is content
+    without tools."""
 
     def __init__(self, tools: Tools | None):
         self._tools, self._form = tools, tools.form if tools else HERMES
@@ -123,15 +123,14 @@ class CallReader:
                 return content, tuple(calls)
 
     def _take(self, size: int) -> str:
-        """The next characters of content."""
         taken, self._unread = self._unread[:size], self._unread[size:]
         if taken:
             self._has_content, self._after_call = True, False
         return taken
 
     def _call(self, text: str) -> tuple[FunctionCall | None, int]:
-        """The call that `text` begins with, from its name on, and its length; without a call 0 if
-        more text may complete it."""
+        """The call that begins `text`, which starts at its name, and its length. Without a call,
+        0 if more text may complete it, else not 0."""
         opening = next(filter(text.startswith, self._openings), None)
         if opening is None:
             return None, not any(opening.startswith(text) for opening in self._openings)

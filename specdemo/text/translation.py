@@ -1,5 +1,5 @@
-"""Between the tokens of a target model and those of a draft model with another vocabulary: through
-the text. Implements the engine's protocol `Translation`."""
+"""Translates tokens between a target model and a draft model with another vocabulary through their
+text. Implements the engine's protocol `Translation`."""
 
 import re
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 
 from specdemo.text.tokenizer import Tokenizer
 
-TAIL = 8  # the most tokens of the context that are encoded again with what follows
-LONGEST = 20_000  # characters that are encoded in every round, some 10 ms; not drafted for beyond
+TAIL = 8  # tokens of the context, at most, that are encoded again with the text that follows
+LONGEST = 20_000  # characters encoded in every round, some 10 ms; a longer text gets no drafts
 _BOUNDARY = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between two letters
-_ANCHOR = "\n"  # stands before such a text: SentencePiece begins a text with a space
+_ANCHOR = "\n"  # precedes a text: SentencePiece begins a text with a space
 
 
 class TextTranslation:
@@ -29,8 +29,8 @@ class TextTranslation:
         self._ids: list[int] = []
 
     def read(self, context: list[int]) -> list[int] | None:
-        """The draft model's tokens of the text of `context`, which are tokens of the target. None
-        where that text ends inside a character, or is too long to be encoded again."""
+        """The draft model's tokens for the text of the target's tokens `context`. None if the text
+        ends inside a character, or is too long to be encoded again."""
         added = context[len(self._context) :]
         self._context += added
         self._pieces += map(self._stream, added)
@@ -47,9 +47,9 @@ class TextTranslation:
         return list(self._ids)
 
     def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
-        """The target's tokens of the text that `drafted`, tokens of the draft model, add to the
-        context; with each, the number of draft tokens that begin in it. Bytes that do not end a
-        character wait; with `whole_words`, so does the last word."""
+        """The target's tokens for the text that the draft tokens `drafted` add to the context, each
+        with the number of draft tokens that begin in it. An incomplete character is left out, with
+        `whole_words` also the last word."""
         special_ids = self._draft.special_ids
         end = next((index for index, id in enumerate(drafted) if id in special_ids), None)
         pieces = _pieces(self._draft.stream(), self._ids[-TAIL:], drafted[:end])
@@ -73,12 +73,12 @@ class TextTranslation:
         return translated
 
     def ends(self, token: int) -> bool:
-        """Whether `token`, of the draft model, ends its text."""
+        """Whether this draft token ends the text."""
         return token in self._draft.special_ids
 
     def _following(self, text: str) -> list[int]:
-        """The target's tokens of `text` after the context: encoded again from the beginning of a
-        word, if that gives the tokens which the context has."""
+        """The target's tokens for `text` after the context. The last word of the context is encoded
+        again with it if that gives the tokens of the context."""
         if not text:
             return []
         first = max(len(self._pieces) - TAIL, 0)
@@ -101,7 +101,7 @@ def _pieces(stream: Callable[[int], str], before: list[int], ids: list[int]) -> 
 
 
 def _word_ends(pieces: list[str], index: int) -> bool:
-    """Whether a word ends before a piece: a space follows, or a sign after a letter."""
+    """Whether a word ends before a piece: it begins with a space, or a sign follows a letter."""
     first = pieces[index][:1]
     before = "".join(pieces[max(index - TAIL, 0) : index])[-1:]
     return first.isspace() or first != "" and before.isalnum() and not first.isalnum()
