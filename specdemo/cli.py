@@ -1,4 +1,4 @@
-"""The command line: commands imported on demand, shared options, one sentence for a failure."""
+"""The command line: imports commands on demand, prints one sentence for a failure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are those of COMMANDS, imported on demand."""
-
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
@@ -100,7 +98,6 @@ def main(
 
 
 def _sentence(error: Exception) -> str:
-    """What happened, and what to do about it."""
     from specdemo.host.hardware import shortage  # imports psutil
 
     if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
@@ -113,8 +110,8 @@ def _sentence(error: Exception) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Opens the null device for closed standard streams: a file opened later would get the number
-    of one, and with it what is written to the stream."""
+    """Open the null device for closed standard streams: otherwise a file that is opened later gets
+    the number of one, and what is written to the stream."""
     for number in range(3):
         try:
             os.fstat(number)

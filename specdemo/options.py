@@ -45,8 +45,8 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 def option(default: Any, help: str, **shown: str) -> Any:
     """A field with its default and the help that command line and page show. `shown` is for the
-    command line: its `metavar`, the text for its default (`unset`), the option
-    that switches a flag `off`, and `file` where it names the file that holds the value."""
+    command line: `metavar`, the text for the default (`unset`), the option that switches a flag
+    `off`, and `file` if the option names the file that contains the value."""
     return field(default=default, metadata={"help": help, **shown})
 
 
@@ -83,8 +83,8 @@ TYPES = {
 
 
 def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadInput:
-    """The first of pydantic's `findings`, at its innermost place, as one sentence. Where a value of
-    the JSON `body` may be one of several kinds, the sentence names them all."""
+    """The first of pydantic's `findings`, at its innermost place, as one sentence. It names all
+    kinds that a value of the JSON `body` may have."""
     for finding in findings:
         if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
             return cause
@@ -124,12 +124,12 @@ def _place(finding: ErrorDetails, value: Any) -> list[str]:
     return [*place, *map(str, missing)]
 
 
-LONGEST_SHOWN = 100  # characters of a value in a message
+LONGEST_SHOWN = 100  # characters
 _repr = reprlib.Repr()
 _repr.maxstring = 60
 
 
 def shown(value: object) -> str:
-    """The beginning of a value, for a message; a long one costs no more than a short one."""
+    """The beginning of a value, for a message, in a time that does not grow with the value."""
     text = _repr.repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def start(name: str = "specdemo", command: str | None = None) -> int:
     """Run the command line, or only its `command`, under the program's `name`. Returns the exit
     code, but ends the process at once if it was interrupted, if its output cannot be written (the
-    interpreter would end with 120), or if a thread is left: one that loads a model cannot be
-    stopped, and would abort the interpreter's end where it resumes."""
+    interpreter would end with 120), or if a thread still runs: one that loads a model cannot be
+    stopped, and would abort the interpreter."""
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
         """Raises KeyboardInterrupt, but ends the process during an import: extension modules turn
@@ -49,8 +49,8 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
 
 
 def _flushed(stream: "TextIO") -> bool:
-    """Writes what is buffered; gives whether that was possible. It is not if the stream is closed,
-    its disk is full, or an interrupt came while it was written to."""
+    """Whether what is buffered could be written. It cannot if the stream is closed, its disk is
+    full, or an interrupt came meanwhile."""
     try:
         stream.flush()
     except (AttributeError, OSError, RuntimeError, ValueError):

@@ -36,11 +36,8 @@ from tools.agreement import agreement
 from tools.made_up import write_made_up
 
 CHOICE = ModelChoice("dolly-3b")
-DRAFTS = [draft.name for draft in find_pair("dolly-3b").drafts]
-
-
-def chosen() -> list[str]:
-    return [draft.name for draft in chosen_draft(find_pair("dolly-3b"))]
+DOLLY = chosen_pair(CHOICE)
+DRAFTS = [draft.name for draft in DOLLY.drafts]
 
 
 @pytest.fixture
@@ -63,41 +60,42 @@ def tiny_pair(tiny, monkeypatch) -> Pair:
 # Which draft.
 
 
-def test_where_no_draft_is_here_the_first_one_is_fetched(here):
-    assert chosen() == DRAFTS[:1]
-    here |= set(DRAFTS[1:])
-    assert chosen() == [DRAFTS[1]], "nothing is fetched beside a draft that is here"
-
-
-@pytest.mark.parametrize(("winner", "used"), [(DRAFTS[1], [DRAFTS[1]]), (NO_DRAFT, [])])
-def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winner, used):
-    here |= set(DRAFTS[:2])
-    rows = [
-        DraftResult(draft, speed, 1.0, 0.5, 0.2, 0.0) for draft, speed in ((winner, 2), ("x", 1))
-    ]
-    measured.write("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
-    assert chosen() == used
-    named = replace(CHOICE, assistant_model=DRAFTS[2])
-    assert chosen_draft(chosen_pair(named))[0].name == DRAFTS[2]
-    here.discard(DRAFTS[1])
-    assert chosen() == (used and DRAFTS[:1]), "the winner was deleted"
-    for device in ("device", "draft_device"):
-        elsewhere = replace(find_pair("dolly-3b"), choice=replace(CHOICE, **{device: "torch:cuda"}))
-        assert chosen_draft(elsewhere)[0].name == DRAFTS[0]
-    here.clear()
-    assert chosen() == used, "the winner is fetched"
+@pytest.mark.parametrize(
+    ("winner", "drafts_here", "change", "used"),
+    [
+        ("", (), {}, DRAFTS[0]),
+        ("", DRAFTS[1:], {}, DRAFTS[1]),  # nothing is fetched beside a draft that is here
+        (DRAFTS[1], DRAFTS[:2], {}, DRAFTS[1]),
+        (DRAFTS[1], DRAFTS[:1], {}, DRAFTS[0]),  # the winner was deleted
+        (DRAFTS[1], (), {}, DRAFTS[1]),
+        (DRAFTS[1], DRAFTS[:2], {"device": "torch:cuda"}, DRAFTS[0]),  # raced on the processor
+        (DRAFTS[1], DRAFTS[:2], {"draft_device": "torch:cuda"}, DRAFTS[0]),
+        (NO_DRAFT, DRAFTS[:2], {}, ""),
+        (NO_DRAFT, DRAFTS[:2], {"assistant_model": DRAFTS[2]}, DRAFTS[2]),
+        (DRAFTS[1], DRAFTS[:2], {"assistant_model": NO_DRAFT}, ""),
+    ],
+)
+def test_the_draft_is_what_is_named_here_or_fastest(here, winner, drafts_here, change, used):
+    here |= set(drafts_here)
+    if winner:
+        rows = [
+            DraftResult(draft, speed, 1, 0.5, 0.2, 0) for draft, speed in ((winner, 2), ("x", 1))
+        ]
+        measured.write("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
+    pair = replace(DOLLY, choice=replace(CHOICE, **change))
+    if name := change.get("assistant_model"):
+        pair = DOLLY.with_draft(name)
+    assert [draft.name for draft in chosen_draft(pair)] == ([used] if used else [])
 
 
 def test_what_tune_found_is_kept_for_a_path_and_weight_format(tmp_path, monkeypatch):
-    def subject(target: str, weight_format: str = "auto") -> dict[str, str]:
-        return chosen_pair(registry.choice_of(target, weight_format)).subject
-
-    for name in ("a", "b"):
-        (tmp_path / name / "m").mkdir(parents=True)
+    (tmp_path / "a" / "m").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")
-    assert subject("m") == subject(str(tmp_path / "a" / "m")) != subject("m", "int4")
-    monkeypatch.chdir(tmp_path / "b")
-    assert subject("m") != subject(str(tmp_path / "a" / "m"))
+    names = "m", str(tmp_path / "a" / "m"), str(tmp_path / "m")
+    (tmp_path / "m").mkdir()
+    same, path, other = (chosen_pair(registry.choice_of(name)).subject for name in names)
+    assert same == path != other
+    assert same != chosen_pair(registry.choice_of("m", "int4")).subject
 
 
 def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
@@ -107,13 +105,26 @@ def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
 
 
 def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
-    pair = find_pair("dolly-3b")
-    assert pair.with_draft(DRAFTS[1]).drafts == (pair.drafts[1],)
-    assert pair.with_draft(NO_DRAFT).drafts == ()
-    assert pair.with_draft("EleutherAI/pythia-410m").draft.name == "EleutherAI/pythia-410m"
-    assert find_pair("embedded").with_draft("a/b").draft.name == "a/b"
-    with pytest.raises(BadInput, match="needs model or pair"):
-        chosen_pair(ModelChoice(assistant_model="pythia-70m"))
+    assert DOLLY.with_draft(DRAFTS[1]).drafts == (DOLLY.drafts[1],)
+    assert DOLLY.with_draft(NO_DRAFT).drafts == ()
+    assert DOLLY.with_draft("EleutherAI/pythia-410m").draft.name == "EleutherAI/pythia-410m"
+    assert chosen_pair(ModelChoice("embedded", assistant_model="a/b")).draft.name == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"pair": "embedded", "model": "a/b"}, "^pair embedded and model a/b name two targets"),
+        ({"assistant_model": "pythia-70m"}, "^assistant_model needs model or pair beside it"),
+        ({"pair": "dolly-9b"}, "^pair 'dolly-9b' is not a pair; choose one of embedded, "),
+        ({"model": "/nowhere/at/all"}, "^model '/nowhere/at/all' is no folder or GGUF file here"),
+        ({"model": "a/b/c"}, "^model "),
+        ({"pair": "dolly-3b", "assistant_model": "x y"}, "^assistant_model 'x y' is no folder"),
+    ],
+)
+def test_a_wrong_choice_names_its_fields(choice, words):
+    with pytest.raises(BadInput, match=words):
+        chosen_pair(ModelChoice(**choice))
 
 
 def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
@@ -222,16 +233,6 @@ def test_a_draft_larger_than_its_target_is_named_once(tiny, caplog):
     assert line.startswith("The draft model pythia-int8 has 7 MB of weights, its target dolly-int8")
 
 
-@pytest.mark.parametrize("field", ["model", "assistant_model"])
-def test_a_pair_beside_a_model_is_refused_and_beside_a_draft_is_not(field):
-    choice = ModelChoice("embedded", **{field: "a/b"})
-    if field == "model":
-        with pytest.raises(BadInput, match="^pair embedded and model a/b name two targets"):
-            chosen_pair(choice)
-    else:
-        assert chosen_pair(choice).draft.name == "a/b"
-
-
 # What is measured once is remembered.
 
 MEASURED = Profile(
@@ -240,38 +241,31 @@ MEASURED = Profile(
     acceptance={"lookup": [(1.0, 2.0)] * 9},
 )
 FILES = PairFiles(Path("target.xml"))
-ABOUT = measured.subject_of(FILES, None)
+SUBJECT = measured.subject_of(FILES, None)
 
 
 def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
-    measured.write("profile", ABOUT, MEASURED)
-    assert measured.read("profile", ABOUT, Profile) == MEASURED
-    folder = disk.measured_folder()
-    assert measured.forget() == 1 and list(folder.iterdir()) == []
-    folder.rmdir()
-    folder.write_text("a folder that cannot be written is no error")
-    measured.write("profile", ABOUT, MEASURED)
-    assert measured.read("profile", ABOUT, Profile) is None
-
-
-@pytest.mark.parametrize("broken", ["", "[]", '{"about": {}, "profile": {"targets": 3}}'])
-def test_a_broken_file_counts_as_none(broken):
-    measured.write("profile", ABOUT, MEASURED)
+    measured.write("profile", SUBJECT, MEASURED)
+    assert measured.read("profile", SUBJECT, Profile) == MEASURED
     [file] = disk.measured_folder().iterdir()
-    file.write_text(broken)
-    assert measured.read("profile", ABOUT, Profile) is None and not list(measured.profiles())
+    for broken in ("", "[]", '{"about": {}, "profile": {"targets": 3}}'):
+        file.write_text(broken)
+        assert measured.read("profile", SUBJECT, Profile) is None and not list(measured.profiles())
+    assert measured.forget() == 1 and list(file.parent.iterdir()) == []
+    file.parent.rmdir()
+    file.parent.write_text("a folder that cannot be written is no error")
+    measured.write("profile", SUBJECT, MEASURED)
+    assert measured.read("profile", SUBJECT, Profile) is None
 
 
 def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(monkeypatch):
-    measured.write("profile", ABOUT, MEASURED)
-    for about in (
-        measured.subject_of(FILES, 99),
-        measured.subject_of(replace(FILES, kv_cache="u8"), None),
-        measured.subject_of(replace(FILES, draft=Path("draft.xml")), None),
-    ):
-        assert measured.read("profile", about, Profile) is None
+    measured.write("profile", SUBJECT, MEASURED)
+    others = {"kv_cache": "u8"}, {"draft": Path("draft.xml")}
+    subjects = [measured.subject_of(replace(FILES, **other), None) for other in others]
+    for subject in (*subjects, measured.subject_of(FILES, 99)):
+        assert measured.read("profile", subject, Profile) is None
     monkeypatch.setattr(hardware, "describe", lambda: "another")
-    assert measured.read("profile", ABOUT, Profile) is None
+    assert measured.read("profile", SUBJECT, Profile) is None
 
 
 def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pair, monkeypatch):
@@ -312,7 +306,7 @@ def test_costs_that_were_measured_beside_other_work_are_measured_again(
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
-    measured.write("profile", ABOUT, MEASURED)
+    measured.write("profile", SUBJECT, MEASURED)
 
     def output(*options: str) -> str:
         assert cli.main(["machine", *options]) == 0

