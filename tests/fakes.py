@@ -221,7 +221,9 @@ def running(server) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def served(session, loaded, *, key: str | None = None, load: Callable | None = None, **options):
+def served(
+    session, loaded=None, *, key: str | None = None, load: Callable | None = None, **options
+):
     """A running API server over a session, with `options` of ServeOptions; `load` replaces how its
     engine is made."""
     from specdemo.server.backend import LocalBackend
@@ -230,7 +232,7 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     from specdemo.server.server_options import ServeOptions
 
     options = ServeOptions(**{"max_new_tokens": 8, **options})
-    session.loaded = loaded
+    session.loaded = loaded or session.loaded
     backend = LocalBackend(options, load or (lambda *_: session))
     app = openai_application(backend, options, key)
     loading = threading.Thread(target=backend.load, daemon=True)

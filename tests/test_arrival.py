@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import FakeSession, page_server, until
+from fakes import page_server, until
 from hub_server import BIN, Hub, Repository, decoder_files
+from toy_session import ToySession
 
 from specdemo.commands import page
 from specdemo.errors import ModelError
@@ -44,7 +45,7 @@ class Place:
         monkeypatch.setattr("specdemo.engine.checkpoint.weights_size", lambda model: 100)
         monkeypatch.setattr("specdemo.runs.session.Session", self.open)
         monkeypatch.setattr(embedded, "fetch", lambda report: [Snapshot(Path(), "")] * 2)
-        self.opened: dict[str, FakeSession] = {}
+        self.opened: dict[str, ToySession] = {}
         self.refusal: Exception | None = None
         self.offer = offers.Offer(ModelChoice(AUTO), shared)
         self.service = Service(self.offer.first, self.offer.open_session, fetch=self.offer.fetch)
@@ -56,10 +57,10 @@ class Place:
         info = PairInfo(choice.pair, choice.pair, choice.assistant_model or None)
         return SimpleNamespace(info=info, target=Path())
 
-    def open(self, loaded: SimpleNamespace, **capacity) -> FakeSession:
+    def open(self, loaded: SimpleNamespace, **capacity) -> ToySession:
         if self.refusal:
             raise self.refusal
-        session = self.opened[loaded.info.name] = FakeSession(info=loaded.info)
+        session = self.opened[loaded.info.name] = ToySession(info=loaded.info)
         return session
 
     def ask(self, question: str = "one two", pair: str = AUTO) -> str:
@@ -90,18 +91,18 @@ def place(server, monkeypatch) -> Place:
 def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     assert place.ask() == "embedded"
     old = place.opened["embedded"]
-    old.held.set()
+    old.pause()
     answers = []
     asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")), daemon=True)
     asking.start()
-    until(lambda: old.active)
+    until(lambda: old.activity.active)
     place.arrival.start()
     place.wait("ready")
     place.arrival.press("Use it now")
     place.wait("here")
     assert place.ask() == "dolly-3b-int4"
     assert not old.closed
-    old.held.clear()
+    old.resume()
     asking.join()
     assert answers == ["embedded"]
     until(lambda: old.closed)

@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 
 import click
 import pytest
 from conftest import ROOT, specdemo
-from fakes import FakeSession
 from rich.console import Console
+from traces import race_trace
 
 from specdemo import cli
 from specdemo.commands import run, shared
@@ -25,7 +26,6 @@ from specdemo.host import hardware, terminal
 from specdemo.host.terminal import Progress
 from specdemo.pairs import registry
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.settings import Settings
 from specdemo.runs.trace import from_json
 
 QUESTION = "Explain the difference between fission and fusion"
@@ -237,34 +237,36 @@ def test_a_long_step_is_a_line_every_few_seconds_where_there_is_no_terminal(caps
 
 
 def test_run_tells_what_it_prepares_before_the_first_token(capsys):
-    session = FakeSession()
-    session.waits = [Waiting(0, None)] * 3
-    events = list(after_preparation(session.answer("one two", Settings())))
+    trace = race_trace("one ", "two ")
+    rounds = [*trace.rounds]
+    assert list(after_preparation(iter([Waiting(0, None)] * 3 + rounds))) == rounds
     assert capsys.readouterr().err == f"{PREPARING}\n"
-    assert not any(isinstance(event, Waiting) for event in events) and len(events) == 3
 
 
 @pytest.mark.parametrize(
-    ("stream", "differs_at", "shown", "words"),
+    ("stream", "differs", "shown", "words"),
     [
         (
             Terminal(),
-            2,
+            True,
             "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m",
             "differ: token 3 is .* 0.25 ",
         ),
-        (io.StringIO(), None, "a b\\u202e c\\x1b d \n\nautoregressive decoding:", "identical"),
+        (io.StringIO(), False, "a b\\u202e c\\x1b d \n\nautoregressive decoding:", "identical"),
     ],
 )
 def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
-    monkeypatch, stream, differs_at, shown, words
+    monkeypatch, stream, differs, shown, words
 ):
     monkeypatch.setenv("TERM", "xterm")
-    session = FakeSession()
-    session.differs_at = differs_at
-    trace = show(
-        session.race("a b\u202e c\x1b d", Settings()), Console(file=stream, soft_wrap=True)
-    )
+    trace = race_trace("a ", "b\u202e ", "c\x1b ", "d ")
+    if differs:
+        tokens = list(trace.baseline.tokens)
+        tokens[2] = replace(tokens[2], id=98)
+        baseline = replace(trace.baseline, tokens=tuple(tokens))
+        trace = replace(trace, baseline=baseline, identical=False)
+    events = [*trace.rounds, *trace.baseline.tokens, trace]
+    assert show(iter(events), Console(file=stream, soft_wrap=True)) == trace
     assert stream.getvalue().startswith(shown)
     assert re.search(words, figures_of(trace)[-1])
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import FakeSession, page_application, page_server
+from fakes import page_application, page_server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server import request_guard
@@ -284,7 +285,7 @@ def test_a_second_signal_ends_a_server_at_once(serving):
 @pytest.fixture(scope="module")
 def application():
     """A page and its guard. The figures need the key s3cret."""
-    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    service = Service(EMBEDDED, lambda pair, report: ToySession())
     service.start()
     list(service.states(EMBEDDED))
     return page_application(service, key="s3cret"), service

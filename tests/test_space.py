@@ -12,10 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import FakeSession, until
+from fakes import until
 from hub_server import COMMIT, Hub, decoder_files, is_binary
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from toy_session import ToySession
 
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
@@ -185,7 +186,7 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     def opener(pair, report):
         report("Compiling: 1,200 of 2,780 MB, 220.0 MB/s, 00:07 left")
         go.wait()
-        return FakeSession()
+        return ToySession()
 
     service = Service(ModelChoice("dolly-3b-int4"), opener)
     service.start()
@@ -201,7 +202,7 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
 def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     go = threading.Event()
     choice = ModelChoice("dolly-3b-int4")
-    service = Service(choice, lambda pair, report: go.wait() and FakeSession())
+    service = Service(choice, lambda pair, report: go.wait() and ToySession())
     service.start()
     line = layout.RaceTab._loading(SimpleNamespace(_service=service))
     seen = [line, service.states(choice)]

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from fakes import PIECES, FakeSession, page_application, running, served
+from fakes import page_application, running, served
+from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.server.request_guard import Server
@@ -38,14 +39,14 @@ def schemathesis(schema: str, *options: str) -> None:
 
 
 def test_the_api_never_fails_on_what_it_is_sent(embedded_pair):
-    session = FakeSession(PIECES, info=INFO, context_limit=10**7)
-    with served(session, embedded_pair) as server:
+    session = ToySession("One two ", loaded=embedded_pair, info=INFO, context_limit=10**7)
+    with served(session) as server:
         schemathesis(f"{server.url}/openapi.json")
 
 
 def test_the_page_never_fails_on_what_it_is_sent(tmp_path, capfd):
     limits = VisitorLimits(at_once=1000, per_minute=10**6)
-    service = Service(EMBEDDED, lambda pair, report: FakeSession(PIECES), limits)
+    service = Service(EMBEDDED, lambda pair, report: ToySession("One two "), limits)
     service.start()
     list(service.states(EMBEDDED))
     app, guard = page_application(service)
