@@ -23,7 +23,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 FAR_CONTEXT = 512
 """Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
-LEAST_ATTEMPTS, MOST_ATTEMPTS, MOST_SECONDS = 3, 9, 10.0
+MIN_ATTEMPTS, MAX_ATTEMPTS, MAX_SECONDS = 3, 9, 10.0
 """Of a measurement that other work disturbs; the first attempts compile."""
 
 PREEMPTIONS, BUSY_SHARE = 2, 0.9
@@ -119,7 +119,7 @@ def _fastest(
     can make a forward three times as long."""
     best = dict.fromkeys(product(sizes, (False, True)), (True, math.inf))
     spent = 0.0
-    for attempt in range(1, MOST_ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         for size, same in best:
             between()
             disturbed, seconds = _timed(forward, size, threads)
@@ -128,7 +128,7 @@ def _fastest(
             if same:
                 yield  # a request waits for a step: with billions of weights two are enough
         calm = not any(disturbed for disturbed, _ in best.values())
-        if attempt >= LEAST_ATTEMPTS and (calm or spent > MOST_SECONDS):
+        if attempt >= MIN_ATTEMPTS and (calm or spent > MAX_SECONDS):
             break
     changed, unchanged = ({size: best[size, same][1] for size in sizes} for same in (False, True))
     return Seconds(changed, unchanged, calm)

@@ -43,13 +43,13 @@ costs little beside a forward; for smaller ones forwards cost little."""
 
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-LEAST_SHARED, MOST_SHARED = 32, 128  # activations that share a scale; 32 is the plugin's number
+MIN_GROUP, MAX_GROUP = 32, 128  # activations that share a scale; 32 is the plugin's number
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}  # tokens of a forward
 REFERENCE_SIZE = 4  # tokens of the forwards with which those of other sizes are compared
 
-LEAST_USEFUL, CHECK_SECONDS = 8, 8.0
-"""The check goes on to larger sizes than LEAST_USEFUL until it has taken CHECK_SECONDS: with 3
+USEFUL_TOKENS, CHECK_SECONDS = 8, 8.0
+"""The check goes on to larger sizes than USEFUL_TOKENS until it has taken CHECK_SECONDS: with 3
 billion weights and no VNNI the largest two and their merging took 17 of its 26 s."""
 
 CONTEXT = 40  # tokens before those whose logits are compared
@@ -83,14 +83,14 @@ def candidates(
 def activation_group(model: ov.Model) -> int:
     """The number of activations that share a scale: the most that divide the columns of every
     compressed matrix of `model` and are no more than its weights that share one. Larger groups are
-    faster; where weights share fewer, the plugin unpacks them to floats, and beyond MOST_SHARED too
+    faster; where weights share fewer, the plugin unpacks them to floats, and beyond MAX_GROUP too
     much is rounded. Not timed: the answers of a target must not depend on a near tie."""
     compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     shapes = [constant.shape for constant in constants if constant.get_element_type() in compressed]
     # [rows, weights] or [rows, groups, weights]; zero points have one column.
     shared = [shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1]
-    return max(math.gcd(MOST_SHARED, *shared), LEAST_SHARED)
+    return max(math.gcd(MAX_GROUP, *shared), MIN_GROUP)
 
 
 def open_target(
@@ -100,11 +100,10 @@ def open_target(
     known: ModelProfile | None = None,
     available: int = sys.maxsize,
 ) -> tuple[Model, Invariance]:
-    """Compile a target model with `available` bytes of memory free; gives it, set to pad single
-    tokens where its invariance demands that, and its invariance.
-    Fast numerics take the plugin's own setting. `exact` ones take the `known` setting, else the
-    first candidate in which forwards of LEAST_USEFUL tokens agree, and single tokens agree or have
-    a guard, else the last candidate. Raises ModelError."""
+    """Compile a target model with `available` bytes of memory free. Gives it, with the padding that
+    its invariance demands, and its invariance. Fast numerics take the plugin's own setting. `exact`
+    ones take the `known` setting, else the first candidate in which forwards of USEFUL_TOKENS agree
+    and single tokens agree or have a guard, else the last candidate. Raises ModelError."""
     source, costs = files.target, known.costs if known else {}
     six = min((costs[size] for size in costs if size >= 6), default=0)
     fine = six > FINE_COST_RATIO * costs.get(1, 0)
@@ -124,7 +123,9 @@ def open_target(
         model = open_model(source, replace(settings, properties=properties), core)
         if exact and known is None:
             invariance = measure_invariance(model)
-            if invariance.tokens >= LEAST_USEFUL and (invariance.guard or not invariance.one_token):
+            if invariance.tokens >= USEFUL_TOKENS and (
+                invariance.guard or not invariance.one_token
+            ):
                 break
     model.least_tokens = invariance.least_tokens
     return model, invariance
@@ -164,22 +165,22 @@ def _equal_sizes(model: Model, context: KVSequence, tokens: list[int]) -> tuple[
     began = perf_counter()
 
     def first_rows(size: int) -> np.ndarray:
-        """Logits of the first tokens, `size` a forward: at most [LEAST_USEFUL, vocabulary]."""
+        """Logits of the first tokens, `size` a forward: at most [USEFUL_TOKENS, vocabulary]."""
         rows = []
         with model.fork(context, context.length) as sequence:
-            for begin in range(0, max(LEAST_USEFUL - size, 0) + 1, size):
+            for begin in range(0, max(USEFUL_TOKENS - size, 0) + 1, size):
                 piece = tokens[begin : begin + size]
                 # Padded to the size that is cheapest at the moment, single tokens would seem equal.
                 run = Run(sequence, piece, size, stepwise=True, unpadded=True)
                 rows.append(model.forward([run])[0].rows.copy())
-        return np.concatenate(rows)[:LEAST_USEFUL]
+        return np.concatenate(rows)[:USEFUL_TOKENS]
 
     reference = first_rows(REFERENCE_SIZE)
     one_token = float(np.abs(first_rows(1) - reference).max())
     equal = 0
     # Kernels are chosen by the number of threads too.
     for size in sorted(CHECKED_SIZES | ({model.threads} & set(range(2, max(CHECKED_SIZES))))):
-        if equal >= LEAST_USEFUL and perf_counter() - began > CHECK_SECONDS:
+        if equal >= USEFUL_TOKENS and perf_counter() - began > CHECK_SECONDS:
             break
         rows = first_rows(size)
         if not np.array_equal(rows, reference[: len(rows)]):

@@ -30,10 +30,10 @@ def fuse_products(model: ov.Model) -> None:
         sharing[source.get_node().get_name(), source.get_index()].append(product)
     for products in sharing.values():
         weights = [product.input_value(1).get_node() for product in products]
-        together = rebuilt(weights, _stacked) if len(weights) > 1 else None
-        if together is None:
+        stacked = rebuilt(weights, _stacked) if len(weights) > 1 else None
+        if stacked is None:
             continue
-        whole = ops.matmul(products[0].input_value(0), together, False, True)
+        whole = ops.matmul(products[0].input_value(0), stacked, False, True)
         rows = np.array([weight.get_output_shape(0)[0] for weight in weights])
         parts = ops.variadic_split(whole, ops.constant(np.int64(-1)), ops.constant(rows))
         for part, product in zip(parts.outputs(), products, strict=True):
@@ -45,10 +45,10 @@ def split_products(core: ov.Core, model: ov.Model, properties: Mapping[str, str]
     """Split the products whose sums depend, with these plugin `properties`, on how many tokens run
     together into as few parts as make them independent, in place. Each number of columns is tried
     with the smallest product that has it; what no number of parts makes independent stays whole."""
-    alike = defaultdict(list)
+    by_columns = defaultdict(list)
     for product in _products(model):
-        alike[product.input_value(1).get_shape()[1]].append(product)
-    for columns, products in alike.items():
+        by_columns[product.input_value(1).get_shape()[1]].append(product)
+    for columns, products in by_columns.items():
         smallest = min(products, key=lambda product: product.input_value(1).get_shape()[0])
         for parts in PARTS:
             x = ops.parameter([-1, 1, columns], ov.Type.f32)
@@ -65,20 +65,15 @@ def split_products(core: ov.Core, model: ov.Model, properties: Mapping[str, str]
 def _in_parts(x: ov.Output, weights: ov.Output, parts: int) -> ov.Node | None:
     """The product of `x` and `weights` [rows, columns] as a sum of products of so many equal parts
     of the columns; None if the columns cannot be divided like this."""
+    product = partial(ops.matmul, transpose_a=False, transpose_b=True)
     if parts == 1:
-        return ops.matmul(x, weights, False, True)
-    columns = weights.get_shape()[1]
-    if columns % parts:
-        return None
-    cuts = [
-        rebuilt([weights.get_node()], partial(_columns, part=part, parts=parts))
-        for part in range(parts)
-    ]
-    if None in cuts:
+        return product(x, weights)
+    node, columns = weights.get_node(), weights.get_shape()[1]
+    cuts = [rebuilt([node], partial(_columns, part=part, parts=parts)) for part in range(parts)]
+    if columns % parts or None in cuts:
         return None
     pieces = ops.variadic_split(x, ops.constant(np.int64(-1)), [columns // parts] * parts)
-    products = map(partial(ops.matmul, transpose_a=False, transpose_b=True), pieces.outputs(), cuts)
-    return reduce(ops.add, products)
+    return reduce(ops.add, map(product, pieces.outputs(), cuts))
 
 
 def _columns(tensors: list[ov.Tensor], part: int, parts: int) -> ov.Node | None:
@@ -130,11 +125,12 @@ def rebuilt(
     if kind == "Constant":
         return constant([node.get_tensor_view() for node in nodes])
     count = 1 if kind == "Reshape" else None
-    values = zip(*(node.input_values()[:count] for node in nodes), strict=True)
-    made = [rebuilt([value.get_node() for value in alike], constant) for alike in values]
-    inputs = [node for node in made if node is not None]
-    if len(inputs) < len(made):
-        return None
+    inputs = []
+    for values in zip(*(node.input_values()[:count] for node in nodes), strict=True):
+        made = rebuilt([value.get_node() for value in values], constant)
+        if made is None:
+            return None
+        inputs.append(made)
     if kind == "Convert":
         return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
     if kind == "Reshape":  # groups of weights that share a scale become rows
@@ -144,8 +140,8 @@ def rebuilt(
 
 def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
     """Stack tensors [rows, width] along the rows; None if they do not match or are too large."""
-    alike = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
-    if len(alike) > 1 or len(tensors[0].shape) != 2:
+    forms = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
+    if len(forms) > 1 or len(tensors[0].shape) != 2:
         return None
     # A row of 4-bit elements can end inside a byte.
     split = any(tensor.byte_size % tensor.shape[0] for tensor in tensors)

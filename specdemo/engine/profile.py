@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
+GUARD_FACTOR, MIN_GUARD, MAX_GUARD = 16, 1e-3, 0.02
 MERGED_TOKENS = 64  # the most tokens in a shared forward: rounding is measured up to that size
 Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin properties
 
@@ -24,8 +24,8 @@ class Invariance:
     def guard(self) -> float | None:
         """The margin, in logits, above which the choice of a one-token forward is safe. None where
         no guard is needed, or where forwards would be repeated all the time."""
-        guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
-        return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
+        guard = max(GUARD_FACTOR * self.one_token, MIN_GUARD)
+        return guard if self.tokens and self.one_token and guard <= MAX_GUARD else None
 
     @property
     def least_tokens(self) -> int:

@@ -20,7 +20,7 @@ HEAD = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
 each; the rest share one. So a draw does not need noise for the whole vocabulary."""
 
-REACH = 0.05  # logits up to which margins are computed: more than `profile.MOST_GUARD`
+REACH = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
 _RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
