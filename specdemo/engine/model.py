@@ -264,22 +264,17 @@ class PagedModel:
                 sequence.truncate(0)
         self._fixed = before | {size: instance} if np.array_equal(rows[0], rows[1]) else before
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
-        size: int = sum(cache.byte_size for cache in self._caches)
-        return size // (self.pool.limit + 1)
-
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory
         is taken when a block is used for the first time."""
-        self._caches = []
+        self._caches, self.block_bytes = [], 0
         for port in self._dynamic.cache_ports:
+            kind, shape = port.element_type, [part.get_length() for part in port.partial_shape[1:]]
+            size = math.prod(shape) * kind.bitwidth // 8
             # One block more, for padding.
-            shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
-            memory = mmap.mmap(-1, math.prod(shape) * port.element_type.bitwidth // 8)
-            view = np.frombuffer(memory, np.uint8)
-            self._caches.append(ov.Tensor(view, ov.Shape(shape), port.element_type))
+            memory = np.frombuffer(mmap.mmap(-1, (blocks + 1) * size), np.uint8)
+            self._caches.append(ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), kind))
+            self.block_bytes += size
         self._bind_cache(self._dynamic)
         self.pool = BlockPool(blocks)
 
