@@ -235,10 +235,9 @@ def served(
     session.loaded = loaded or session.loaded
     backend = LocalBackend(options, load or (lambda *_: session))
     app = openai_application(backend, options, key)
-    loading = threading.Thread(target=backend.load, daemon=True)
-    loading.start()
+    backend.start()
     if load is None:
-        loading.join()
+        list(backend.states(options))
     with running(Server(app, app.state.guard, 5)) as url:
         yield SimpleNamespace(url=url)
 

@@ -110,7 +110,7 @@ def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypa
 
     loading = threading.Event()
     monkeypatch.setattr(serve_command, "Server", Stopped)
-    monkeypatch.setattr(LocalBackend, "load", lambda backend: loading.wait(30))
+    monkeypatch.setattr(LocalBackend, "states", lambda *_: [loading.wait(30)])
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     serve_command.serve_locally(ServeOptions(port=port))

@@ -625,8 +625,9 @@ def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(embedded_p
 
     session = Closed()
     session.loaded = embedded_pair
-    backend = LocalBackend(ServeOptions(max_new_tokens=8), lambda *_: session)
-    backend.load()
+    options = ServeOptions(max_new_tokens=8)
+    backend = LocalBackend(options, lambda *_: session)
+    list(backend.states(options))
 
     async def answer():
         return [piece async for piece in backend.answer(CompletionRequest(model="x", prompt="a"))]

@@ -7,6 +7,8 @@ from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from specdemo import cli
 from specdemo.engine.rounds import EmittedToken, Round
@@ -15,23 +17,13 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
-from specdemo.server import backend as backends
 from specdemo.server import ray
-from specdemo.server.backend import ATTEMPTS, NotReady, Piece, ReplicaBackend
+from specdemo.server.backend import NotReady, Piece
 from specdemo.server.metrics import Metrics
 from specdemo.server.request_guard import bound_socket
 from specdemo.server.schema import CompletionRequest
 
-
-class Died(Exception): ...
-
-
-class Full(Exception): ...
-
-
-class Nowhere(Exception): ...
-
-
+DIED, FAULTS = RayActorError(), (RayError, BackPressureError, DeploymentUnavailableError)
 PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
 BEGUN = Piece(Waiting(0, None))
@@ -49,7 +41,7 @@ class Stream:
 
     async def __anext__(self):
         for step in self._script:
-            if isinstance(step, type):
+            if isinstance(step, FAULTS):
                 raise step
             if not isinstance(step, float):
                 return step
@@ -58,7 +50,7 @@ class Stream:
 
     def cancel(self):
         self.cancelled = True
-        raise Died  # as Ray's does for a call that has failed
+        raise RayActorError  # as Ray's does for a call that has failed
 
 
 class Handle:
@@ -72,7 +64,7 @@ class Handle:
             {"replica": f"r{number}", "in_flight": number, **figures} for number in range(replicas)
         ]
         self.answer = self
-        self.backend = ReplicaBackend(self, Died, Full, (Nowhere,))
+        self.backend = ray.ReplicaBackend(self)
 
     def options(self, *, stream):
         return self
@@ -85,7 +77,7 @@ class Handle:
         return self
 
     async def results_async(self, **_):
-        return [*self.reports, Died()]
+        return [*self.reports, DIED]
 
 
 def events(handle: Handle, most: int = 100) -> list:
@@ -103,7 +95,7 @@ def events(handle: Handle, most: int = 100) -> list:
     return asyncio.run(collect())
 
 
-@pytest.mark.parametrize("before", [[Died], [Piece(None), Died], [BEGUN, Died]])
+@pytest.mark.parametrize("before", [[DIED], [Piece(None), DIED], [BEGUN, DIED]])
 def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
     handle = Handle(before, [BEGUN, SAID, OVER])
     assert events(handle)[-3:] == [BEGUN, SAID, OVER]
@@ -111,7 +103,7 @@ def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(be
 
 
 def test_an_answer_whose_replica_dies_after_it_has_said_something_ends_with_a_clear_error():
-    handle = Handle([BEGUN, SAID, Died], [BEGUN, SAID, OVER])
+    handle = Handle([BEGUN, SAID, DIED], [BEGUN, SAID, OVER])
     with pytest.raises(RequestFailed, match="has died; send the request again"):
         events(handle)
     assert handle.calls == 1, "what the client has read is not repeated"
@@ -120,15 +112,16 @@ def test_an_answer_whose_replica_dies_after_it_has_said_something_ends_with_a_cl
 @pytest.mark.parametrize(
     ("scripts", "raised"),
     [
-        ([[Full]], Busy),
-        ([[Nowhere]], NotReady),
+        ([[BackPressureError(1, 1)]], Busy),
+        ([[RayError()]], NotReady),
+        ([[DeploymentUnavailableError(None)]], NotReady),
         ([[]], RequestFailed),
         ([[5.0]], NotReady),
-        ([[Died]] * ATTEMPTS, NotReady),
+        ([[DIED]] * ray.ATTEMPTS, NotReady),
     ],
 )
 def test_no_replica_to_answer_is_told_apart_from_busy_ones(scripts, raised, monkeypatch):
-    monkeypatch.setattr(backends, "START_SECONDS", 0.05)
+    monkeypatch.setattr(ray, "START_SECONDS", 0.05)
     handle = Handle(*scripts)
     with pytest.raises(raised):
         events(handle)

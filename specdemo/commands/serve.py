@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from dataclasses import replace
 
 import click
@@ -52,18 +53,22 @@ def serve_locally(options: ServeOptions) -> None:
     app = openai_application(backend, options, key_from_environment())
     server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
 
+    failures: list[RequestFailed] = []
+
     def load() -> None:
-        backend.load()
-        if backend.failed:
-            server.should_exit = True
-        else:
+        try:
+            deque(backend.states(options), maxlen=0)
             print(f"Ready: {url}/v1", flush=True)
+        except RequestFailed as error:
+            if not server.should_exit:
+                failures.append(error)
+                server.should_exit = True
 
     print(f"Listening at {url}; loading the model.", flush=True)
     threading.Thread(target=load, daemon=True).start()
     server.run([listening])
-    if backend.failed:
-        raise RequestFailed(backend.failed)
+    if failures:
+        raise failures[0]
     print("Stopped.", file=sys.stderr)
 
 

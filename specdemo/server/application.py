@@ -17,15 +17,13 @@ from specdemo.errors import SpecdemoError
 from specdemo.server.request_guard import RequestGuard, has_key, refusal
 
 if TYPE_CHECKING:
-    from specdemo.server.backend import LocalBackend, ReplicaBackend
     from specdemo.server.host import Host
+    from specdemo.server.ray import ReplicaBackend
 
 REFUSED = HTTPException, RequestValidationError, SpecdemoError, Exception
 
 
-def application(
-    host: Host | LocalBackend | ReplicaBackend, guard: RequestGuard, router: APIRouter
-) -> FastAPI:
+def application(host: Host | ReplicaBackend, guard: RequestGuard, router: APIRouter) -> FastAPI:
     """The application, with the guard in `state.guard`. With a key, /health gives only its status
     to requests without it."""
 

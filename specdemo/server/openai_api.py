@@ -1,5 +1,7 @@
 """The OpenAI-compatible API over either backend; docs/reference/api.md describes it."""
 
+from __future__ import annotations
+
 import json
 import logging
 import time
@@ -8,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -19,15 +21,16 @@ from starlette.exceptions import HTTPException
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
 from specdemo.server.application import application
-from specdemo.server.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken
+from specdemo.server.backend import LocalBackend, Piece, ScoredToken
 from specdemo.server.request_guard import MAX_BODY, RequestGuard, refusal
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from specdemo.server.ray import ReplicaBackend
 
-Backend = LocalBackend | ReplicaBackend
+log = logging.getLogger(__name__)
 
 SPARE_BYTES, TOKEN_BYTES = 500_000, 32
 """The most bytes of a body: for all but its texts, and for each token of the model's context."""
@@ -50,7 +53,9 @@ class Route(APIRoute):
         return handle_read
 
 
-def openai_application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
+def openai_application(
+    backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
+) -> FastAPI:
     """The API. With a `key` all but /openapi.json and /health need it."""
     # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
@@ -82,7 +87,10 @@ def openai_application(backend: Backend, options: ServeOptions, key: str | None)
 
 
 async def answer(
-    backend: Backend, body: CommonRequest, model: dict[str, Any], request: Request
+    backend: LocalBackend | ReplicaBackend,
+    body: CommonRequest,
+    model: dict[str, Any],
+    request: Request,
 ) -> Response:
     """The answers, whole or as a stream, as the request says."""
     form = Form(body, model)

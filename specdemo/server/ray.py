@@ -4,17 +4,22 @@ but Serve's replicas open a port on every address; Ray has no setting for it."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 from fastapi import FastAPI
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
@@ -22,10 +27,12 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.host.hardware import processors
 from specdemo.options import parse
-from specdemo.server.backend import LocalBackend, Piece, ReplicaBackend
+from specdemo.runs.trace import Trace
+from specdemo.server.backend import LocalBackend, NotReady, Piece
 from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
 from specdemo.server.request_guard import bound_socket, url_of
@@ -33,6 +40,10 @@ from specdemo.server.schema import CommonRequest
 from specdemo.server.server_options import ServeOptions, key_from_environment
 
 NAME, ENGINE = "specdemo", "Engine"
+
+ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begun
+START_SECONDS = 60.0  # how long a request may wait for a replica to begin
+UNAVAILABLE: tuple[type[Exception], ...] = (TimeoutError, DeploymentUnavailableError, RayError)
 
 SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
@@ -45,9 +56,7 @@ class EngineReplica:
         log_requests()
         options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
         self._backend = LocalBackend(options)
-        self._backend.load()
-        if self._backend.failed:  # Serve reports it and tries again
-            raise RequestFailed(self._backend.failed)
+        deque(self._backend.states(options), maxlen=0)  # Serve reports an error and tries again
 
     def __del__(self) -> None:
         self._backend.close()
@@ -72,15 +81,89 @@ class EngineReplica:
         }
 
 
+class ReplicaBackend:
+    """Asks the engines through `engine`. If one dies before it has begun an answer, another one is
+    asked."""
+
+    def __init__(self, engine: DeploymentHandle):
+        self._engine, self._stream = engine, engine.options(stream=True)
+        self._model: dict[str, Any] | None = None
+
+    async def model(self) -> dict[str, Any]:
+        if self._model is None:
+            reports = await self._reports()
+            if not reports:
+                raise NotReady("No replica is ready yet; the model is being loaded.")
+            self._model = reports[0]["model"]
+        return self._model
+
+    async def health(self) -> dict[str, Any]:
+        reports = await self._reports()
+        in_flight = sum(report["in_flight"] for report in reports)
+        status = "ready" if reports else "loading"
+        return {"status": status, "replicas": len(reports), "in_flight": in_flight}
+
+    async def metrics(self) -> str:
+        """The metrics of all replicas; each sample has the label `replica`."""
+        merged: dict[str, Metric] = {}
+        for report in await self._reports():
+            for family in text_string_to_metric_families(report["metrics"]):
+                new = Metric(family.name, family.documentation, family.type)
+                metric = merged.setdefault(family.name, new)
+                for sample in family.samples:
+                    labels = {**sample.labels, "replica": report["replica"]}
+                    metric.add_sample(sample.name, labels, sample.value)
+        return generate_latest(SimpleNamespace(collect=merged.values)).decode()
+
+    async def _reports(self) -> list[dict[str, Any]]:
+        """The reports of all running replicas (EngineReplica.report)."""
+        try:  # a call to one would wait if that replica is full
+            responses = self._engine.broadcast("report")
+            reports = await responses.results_async(timeout_s=5.0, return_exceptions=True)
+        except UNAVAILABLE:
+            return []
+        return [report for report in reports if isinstance(report, dict)]
+
+    async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
+        """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
+        begun, unfinished = False, request.answers
+        for _ in range(ATTEMPTS):
+            response = self._stream.answer.remote(request)
+            try:
+                event = await asyncio.wait_for(anext(response), START_SECONDS)
+                while True:
+                    if isinstance(event, Exception):
+                        raise event
+                    begun = begun or not isinstance(event.what, Waiting | None)
+                    yield event
+                    unfinished -= isinstance(event.what, Trace)
+                    if not unfinished:
+                        return
+                    event = await anext(response)
+            except StopAsyncIteration:
+                raise RequestFailed("The replica ended without an answer.") from None
+            except RayActorError as error:
+                if begun:
+                    raise RequestFailed(
+                        "The replica that was giving this answer has died; send the request again."
+                    ) from error
+            except BackPressureError as error:
+                raise Busy("The queue is full; try again in a moment.") from error
+            except UNAVAILABLE as error:
+                raise NotReady("No replica could begin this answer; try again later.") from error
+            finally:
+                with suppress(Exception):  # a failed call raises its failure again
+                    response.cancel()
+        raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.")
+
+
 @serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Gateway:
     """The API, in front of the engines. Holds no model and takes little memory."""
 
     def __init__(self, engine: DeploymentHandle, options: ServeOptions):
-        none = DeploymentUnavailableError, RayError
-        self._backend = ReplicaBackend(engine, RayActorError, BackPressureError, none)
-        self._options = options
+        self._backend, self._options = ReplicaBackend(engine), options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return openai_application(self._backend, self._options, key_from_environment())
@@ -120,7 +203,7 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
     return gateway.bind(engine, options)
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_ray(options: ServeOptions) -> Iterator[str]:
     """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
     answers are finished. Raises RequestFailed if the service does not start."""
@@ -155,6 +238,6 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
             raise RequestFailed(f"The service did not start: {reason[:400]}") from error
         yield url_of(options.host, options.port)
     finally:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             serve.delete(NAME)
         ray.shutdown()
