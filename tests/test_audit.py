@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from collections import Counter
@@ -11,7 +12,6 @@ from functools import partial
 import httpx
 import numpy as np
 import pytest
-import toy
 from fakes import served
 
 from specdemo import cli
@@ -25,12 +25,6 @@ from specdemo.audit.peers import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, cell_of
 from specdemo.bench.prompts import read_prompts
 from specdemo.commands.audit import AuditOptions
-from specdemo.engine import acceptance
-from specdemo.engine.decode import Limits
-from specdemo.engine.drafters import make_drafter
-from specdemo.engine.messages import Draft
-from specdemo.engine.policy import Policy
-from specdemo.engine.sampling import Sampling, distribution
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress
 from specdemo.runs.settings import Settings
@@ -105,21 +99,24 @@ def test_holms_correction_rejects_in_steps_and_judges_anew_when_rows_are_added()
 
 
 class ToyEngine(AuditedEngine):
-    """Answers that depend on prompt, settings and seed, a token at a time; end token 9."""
+    """Answers that depend on prompt, settings and seed, a token at a time; end token 9. `spoil`
+    changes the speculative ones."""
 
-    name, method, offers, context_limit, parallel = "toy", "right", EVERY, 200, 4
+    name, offers, context_limit, parallel = "toy", EVERY, 200, 4
+
+    def __init__(self, method="right", spoil=lambda tokens, settings: tokens):
+        self.method, self.spoil = method, spoil
 
     def generate(self, conversation, settings, speculative):
         tokens = []
         while len(tokens) < settings.max_new_tokens and not self.ended(tokens, settings):
-            tokens.append(self.next_token(conversation, settings, tokens, speculative))
-        return self.spoiled(tokens, settings) if speculative else tuple(tokens)
+            tokens.append(self.next_token(conversation, settings, tokens))
+        return self.spoil(tokens, settings) if speculative else tokens
 
-    def next_token(self, conversation, settings, tokens, speculative):
+    def next_token(self, conversation, settings, tokens):
         key = (conversation[0], len(tokens), settings.frequency_penalty)
         if settings.temperature:
-            key = (*key, settings.seed)
-            return random.Random(str(key)).choices(range(4), SHARES)[0]
+            return random.Random(str((*key, settings.seed))).choices(range(4), SHARES)[0]
         if settings.json_schema:
             text = '{"colour":"red","count":1,"sure":true}'
             return text[len(tokens)] if len(tokens) < len(text) else 9
@@ -129,9 +126,6 @@ class ToyEngine(AuditedEngine):
     def ended(self, tokens, settings):
         return 9 in tokens[-1:] or any(stop in self.text(tokens) for stop in settings.stop)
 
-    def spoiled(self, tokens, settings):
-        return tokens
-
     def text(self, tokens):
         return "".join(str(token) for token in tokens if token != 9)
 
@@ -139,61 +133,34 @@ class ToyEngine(AuditedEngine):
         return sum(len(text.split()) for text in conversation) + 3
 
 
-class Corrupting(ToyEngine):
-    """Takes drafts without a test when it samples, as a wrong acceptance rule does."""
+def accept_first(tokens, settings):
+    """As a rule that takes drafts without a test when it samples."""
+    return [tokens[0], tokens[0], *tokens[2:]] if settings.temperature else tokens
 
-    method = "corrupts when sampling"
 
-    def spoiled(self, tokens, settings):
-        return [tokens[0], tokens[0], *tokens[2:]] if settings.temperature else tokens
+def run_on(tokens, settings):
+    """Loses the end token of a draft, takes text after a stop string, and forgets penalties."""
+    long = settings.stop or settings.frequency_penalty or tokens[-1] == 9
+    return [*tokens, 3] if long and not settings.json_schema else tokens
+
+
+def fail(tokens, settings):
+    if settings.json_schema:
+        raise NotOffered("toy has no schemas.")
+    if settings.seed % 7 == 6:
+        raise RequestFailed("toy failed: content_length.")
+    return tokens
 
 
 class BatchVariant(ToyEngine):
-    method = "depends on others"
-
-    def generate_many(self, requests, speculative):
-        first, *others = super().generate_many(requests, speculative)
-        return [first if requests[0][1].temperature else (*first[:-2], 7, 7), *others]
-
-
-class RunsOn(ToyEngine):
-    """Loses the end token of a draft, takes text after a stop string, and forgets penalties."""
-
-    method = "runs on"
-
-    def spoiled(self, tokens, settings):
-        long = settings.stop or settings.frequency_penalty or tokens[-1] == 9
-        return [*tokens, 3] if long and not settings.json_schema else tokens
+    def generate_many(self, cases, speculative):
+        first, *others = super().generate_many(cases, speculative)
+        return [first if cases[0][1].temperature else (*first[:-2], 7, 7), *others]
 
 
 class Rounding(ToyEngine):
-    method = "rounds"
-
-    def spoiled(self, tokens, settings):
-        return tokens if settings.temperature else [*tokens[:3], "other", *tokens[4:]]
-
     def margins(self, conversation, tokens, pair):
         return (0.02, -0.01) if len(conversation[0]) % 2 else (3.0, 2.5)
-
-
-class Crashing(ToyEngine):
-    method = "crashes"
-
-    def generate(self, conversation, settings, speculative):
-        if speculative and settings.seed % 7 == 6:
-            raise RequestFailed("toy failed: content_length.")
-        if settings.json_schema:
-            raise NotOffered("toy has no schemas.")
-        return super().generate(conversation, settings, speculative)
-
-
-class Unstable(ToyEngine):
-    method = "unstable"
-    calls = 0
-
-    def spoiled(self, tokens, settings):
-        self.calls += 1
-        return [self.calls % 2, *tokens[1:]] if not settings.temperature else tokens
 
 
 def audited(engine: AuditedEngine, plan: Plan = PLAN) -> AuditReport:
@@ -209,11 +176,11 @@ def result_of(name: str, engine: AuditedEngine, plan: Plan = PLAN) -> Cell:
 @pytest.mark.parametrize(
     ("engine", "wrong"),
     [
-        (ToyEngine(), set()),
-        (Corrupting(), {"seed", "sampling"}),
-        (BatchVariant(), {"batch"}),
-        (RunsOn(), {"end", "stop", "penalties", "greedy", "context"}),
-        (Crashing(), {"sampling", "seed"}),
+        (ToyEngine("right"), set()),
+        (ToyEngine("accepts drafts", accept_first), {"seed", "sampling"}),
+        (BatchVariant("depends on others"), {"batch"}),
+        (ToyEngine("runs on", run_on), {"end", "stop", "penalties", "greedy", "context"}),
+        (ToyEngine("fails", fail), {"sampling", "seed"}),
     ],
     ids=lambda value: getattr(value, "method", ""),
 )
@@ -232,11 +199,13 @@ def test_a_property_that_an_engine_does_not_offer_is_no_failure():
     results = {name: cell.result for name, cell in row.cells.items()}
     assert results["batch"] == results["schema"] == results["context"] == "not offered"
     assert {results[name] for name in ("greedy", "repeat", "sampling")} == {"pass"}
-    assert result_of("schema", Crashing()).result == "not offered"
+    assert result_of("schema", ToyEngine("fails", fail)).result == "not offered"
 
 
 def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():
-    result = result_of("greedy", Rounding())
+    result = result_of(
+        "greedy", Rounding("rounds", lambda tokens, _: [*tokens[:3], "x", *tokens[4:]])
+    )
     assert result.failures == len(PLAN.prompts)
     assert "rounding" in result.note and "wrong rule" in result.note
     example = result.counterexample
@@ -245,38 +214,42 @@ def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is
 
 
 def test_an_engine_that_gives_two_answers_is_not_repeatable():
-    result = result_of("repeat", Unstable())
+    calls = itertools.count()
+    result = result_of("repeat", ToyEngine("unstable", lambda tokens, _: [next(calls), *tokens]))
     assert result.counterexample["cause"] == "not repeatable"
 
 
+class Recording(ToyEngine):
+    def __init__(self):
+        super().__init__()
+        self.requests, self.batches = [], []
+
+    def generate(self, conversation, settings, speculative):
+        self.requests.append((conversation, settings, speculative))
+        return super().generate(conversation, settings, speculative)
+
+    def generate_many(self, cases, speculative):
+        self.batches.append(len(cases))
+        return super().generate_many(cases, speculative)
+
+
 def test_the_context_is_filled_to_its_last_token():
-    lengths = []
-
-    class Recording(ToyEngine):
-        def generate(self, conversation, settings, speculative):
-            lengths.append(self.prompt_tokens(conversation) + settings.max_new_tokens)
-            return super().generate(conversation, settings, speculative)
-
-    result = result_of("context", Recording())
-    assert result.result == "pass" and lengths == [200, 200]
+    engine = Recording()
+    assert result_of("context", engine).result == "pass"
+    lengths = [
+        engine.prompt_tokens(prompt) + settings.max_new_tokens
+        for prompt, settings, _ in engine.requests
+    ]
+    assert lengths == [200, 200]
 
 
 def test_draws_have_seeds_of_their_own_half_of_them_among_others():
-    seeds, together = [], []
-
-    class Recording(ToyEngine):
-        def generate(self, conversation, settings, speculative):
-            seeds.append((settings.seed, speculative))
-            return super().generate(conversation, settings, speculative)
-
-        def generate_many(self, requests, speculative):
-            together.append(len(requests))
-            return super().generate_many(requests, speculative)
-
-    result = result_of("sampling", Recording())
+    engine = Recording()
+    result = result_of("sampling", engine)
     assert result.draws == 600 and result.tv_noise_floor < 0.1
-    assert Counter(seeds).most_common(2)[1][1] == 1, "only the first call is made twice"
-    assert sum(together) == 4 + 300 + 300
+    seeds = Counter((settings.seed, way) for _, settings, way in engine.requests)
+    assert seeds.most_common(2)[1][1] == 1, "only the first call is made twice"
+    assert sum(engine.batches) == 4 + 300 + 300
 
 
 def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines():
@@ -291,7 +264,7 @@ def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines()
 
 
 def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
-    report = audited(Corrupting())
+    report = audited(ToyEngine("accepts drafts", accept_first))
     report.rows += audited(ToyEngine(), SMALL).rows
     report.rows[0].engine = "openvino-genai"
     example = {"prompt": ["<script>alert(1)</script>"], "position": 2, "cause": "wrong rule"}
@@ -347,64 +320,9 @@ def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(ti
 
 
 def test_an_engine_of_a_users_own_is_imported_by_name():
-    assert imported("test_audit:BatchVariant").method == "depends on others"
+    assert isinstance(imported("test_audit:BatchVariant"), BatchVariant)
     with pytest.raises(BadInput, match="--peers test_audit:Missing cannot be imported"):
         imported("test_audit:Missing")
-
-
-# Our own engine
-
-
-TARGET, DRAFT_TABLE = (toy.random_table(np.random.default_rng(seed), 4) for seed in (1, 2))
-
-
-class ToyDecoder(ToyEngine):
-    """This package's decoding on toy tables of logits."""
-
-    couplings, parallel = ("shared", "maximal"), 1
-
-    def generate(self, conversation, settings, speculative):
-        sampling = Sampling(1.0, seed=settings.seed, coupling=settings.coupling)
-        policy = Policy(fixed=3)
-        work = toy.decoding(
-            TARGET,
-            (0,),
-            Limits(settings.max_new_tokens, 100),
-            drafter=make_drafter("model", policy, sampling, sequence=toy.sequence()),
-            policy=policy,
-            sampling=sampling,
-        )
-        rounds, _ = toy.drive(work, {"target": TARGET, "draft": DRAFT_TABLE})
-        return toy.answer_ids(rounds)
-
-    def outcomes(self, conversation, settings, tokens):
-        first, *rest = (distribution(row, Sampling(1.0)) for row in (TARGET[0], *TARGET))
-        return {
-            (int(token), int(following)): float(share) * float(rest[token].probabilities[place])
-            for token, share in zip(first.ids, first.probabilities, strict=True)
-            for place, following in enumerate(rest[token].ids)
-        }
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_caught(
-    wrong, monkeypatch
-):
-    if wrong:
-        monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
-    plan = dataclasses.replace(PLAN, draws=600)
-    result = result_of("sampling", ToyDecoder(), plan)
-    assert (result.p_values["maximal"] < 1e-4) == wrong
-    assert result.p_values["shared"] > 1e-3, "it has no residual"
-    assert (result.tv_distance > 2 * result.tv_noise_floor) == wrong
-
-
-def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):
-    last = len(draft.tokens)
-    context = [*rows.context, *draft.tokens]
-    whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)
-    true = verify(whole, Draft(), sampling)
-    return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
 
 
 # Servers

@@ -28,6 +28,7 @@ PROMPTS = (
     BenchPrompt("two", HOSTILE, "Repeat: one two three one two three"),
     BenchPrompt(HOSTILE, "qa", f"{HOSTILE} and some more words"),
 )
+EMPTY = SimpleNamespace(id="empty", task="qa", instruction=" ")
 SETTINGS = Settings(max_new_tokens=24)
 
 
@@ -64,25 +65,19 @@ def report() -> BenchReport:
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
     data = json.loads(as_json(report))
-    assert set("machine versions pair settings rows summary peers".split()) <= data.keys()
+    assert data.keys() == set("machine versions pair settings rows summary peers details".split())
     assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "fake target"
     assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
-    for place, fields in (
-        (
-            data["rows"][0],
-            "id task tokens autoregressive_s speculative_s speedup acceptance_rate "
-            "tokens_per_round identical",
-        ),
-        (
-            data["summary"],
-            "speedup speedup_by_task worst_prompt_speedup autoregressive_tokens_per_s "
-            "speculative_tokens_per_s acceptance_rate tokens_per_round identical prompts "
-            "outside_inference_fraction cpu_seconds_per_token joules_per_token",
-        ),
-        (data["summary"]["cpu_seconds_per_token"], "autoregressive speculative"),
-        (data["peers"]["fake/speculative"], "tokens_per_s settings identical"),
-    ):
-        assert list(place) == fields.split()
+    row = "id task tokens autoregressive_s speculative_s speedup acceptance_rate tokens_per_round"
+    assert list(data["rows"][0]) == [*row.split(), "identical"]
+    summary = (
+        "speedup speedup_by_task worst_prompt_speedup autoregressive_tokens_per_s "
+        "speculative_tokens_per_s acceptance_rate tokens_per_round identical prompts "
+        "outside_inference_fraction cpu_seconds_per_token joules_per_token"
+    )
+    assert list(data["summary"]) == summary.split()
+    assert list(data["summary"]["cpu_seconds_per_token"]) == ["autoregressive", "speculative"]
+    assert list(data["peers"]["fake/speculative"]) == ["tokens_per_s", "settings", "identical"]
 
 
 def test_speedups_are_total_time_over_total_time():
@@ -99,7 +94,7 @@ def test_speedups_are_total_time_over_total_time():
 def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where():
     session = FakeSession()
     session.differs_at = 5
-    report = report_of([SimpleNamespace(id="empty", task="qa", instruction=" "), *PROMPTS], session)
+    report = report_of([EMPTY, *PROMPTS], session)
     assert [row["id"] for row in report.rows] == [prompt.id for prompt in PROMPTS]
     assert report.rows[0]["identical"] is False
     assert "is empty" in report.details.skipped["empty"]
@@ -108,9 +103,7 @@ def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where
 
 
 def test_a_report_without_a_prompt_has_no_figures():
-    report = report_of(
-        [SimpleNamespace(id="empty", task="qa", instruction=" ")], peers=[FakePeer()]
-    )
+    report = report_of([EMPTY], peers=[FakePeer()])
     summary = report.summary
     assert (summary.speedup, summary.identical, summary.prompts) == (None, None, 0)
     assert "No prompt was finished" in page(report)
@@ -303,17 +296,16 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
 def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
     single, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
     assert "lengths" not in vars(single) and single.rows == report_of().rows
-    places = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several.rows]
-    assert places == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
+    rows = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several.rows]
+    assert rows == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
     assert [row["max_new_tokens"] for row in several.lengths] == [3, 6]
-    for figures in several.lengths:
-        limit = figures["max_new_tokens"]
-        rows = [row for row in several.rows if row["max_new_tokens"] == limit]
+    for number, length in enumerate(several.lengths):
+        first, second = several.rows[number::2]
         baseline, ours = (
-            sum(row[f"{way}_s"] for row in rows) for way in ("autoregressive", "speculative")
+            first[f"{way}_s"] + second[f"{way}_s"] for way in ("autoregressive", "speculative")
         )
-        assert figures["speculative_s"] == pytest.approx(ours / 2)
-        assert figures["speedup"] == pytest.approx(baseline / ours) and figures["identical"]
+        assert length["speculative_s"] == pytest.approx(ours / 2)
+        assert length["speedup"] == pytest.approx(baseline / ours) and length["identical"]
     assert tables(several)["Answer lengths"][1]["answers"] == 2
     assert "Answer lengths" not in tables(single)
 
@@ -323,9 +315,7 @@ def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios(
     drawn = charts.charts_of(report)[0].data
     ours = {way: [row[f"{way}_s"] for row in report.lengths] for way in charts.WAYS}
     assert {bars.name: list(bars.x) for bars in drawn} == ours
-    names = [[name.split("<br>")[0] for name in bars.y] for bars in drawn]
-    assert names == [["3 tokens", "6 tokens"]] * 2
-    beside_the_paper = charts.wall_clock([row | {"max_new_tokens": 40} for row in report.lengths])
-    [speculative] = [bars for bars in beside_the_paper.data if bars.name == "speculative"]
-    assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in speculative.y)
+    assert [name.split("<br>")[0] for name in drawn[0].y] == ["3 tokens", "6 tokens"]
+    [first, _] = charts.wall_clock([row | {"max_new_tokens": 40} for row in report.lengths]).data
+    assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in first.y)
     assert page(report).count('class="plotly-graph-div"') == 4

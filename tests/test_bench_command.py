@@ -7,12 +7,12 @@ import dataclasses
 import json
 
 import pytest
-from test_audit import accept_everything
 
 from specdemo import cli
 from specdemo.audit import properties
 from specdemo.commands import audit, bench
-from specdemo.engine import decode
+from specdemo.engine import acceptance, decode
+from specdemo.engine.messages import Draft
 from specdemo.runs.session import Session
 
 
@@ -96,12 +96,29 @@ def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(capsys, tmp_
     assert report["sampling"]["p_value"] == min(values.values())
 
 
-def test_an_audit_catches_a_rule_that_accepts_everything(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(decode, "verify", accept_everything)
+def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):
+    last = len(draft.tokens)
+    context = [*rows.context, *draft.tokens]
+    whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)
+    true = verify(whole, Draft(), sampling)
+    return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "wrong", "failing"),
+    [
+        (decode, "verify", accept_everything, {"greedy", "seed", "sampling"}),
+        (acceptance, "residual", lambda p, q: p, {"sampling"}),
+    ],
+)
+def test_an_audit_catches_a_wrong_rule(capsys, monkeypatch, module, rule, wrong, failing):
+    monkeypatch.setattr(module, rule, wrong)
     assert cli.main([*AUDIT, "--draws", "150", "--only", "greedy,seed,sampling"]) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert report["greedy"]["identical"] < 3
-    assert report["rows"][0]["cells"]["seed"]["result"] == "fail"
-    assert report["sampling"]["p_value"] < 1e-4
+    [row] = report["rows"]
+    assert {name for name, cell in row["cells"].items() if cell["result"] == "fail"} == failing
+    assert (report["greedy"]["identical"] < 3) == ("greedy" in failing)
+    assert row["cells"]["sampling"]["p_values"]["maximal"] < 1e-4
+    assert report["sampling"]["tv_distance"] > 2 * report["sampling"]["tv_noise_floor"]
     assert "changes the output" in err and "sampled distribution" in err
