@@ -23,7 +23,6 @@ from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.training import data, network, steps
 from specdemo.training.data import Conversation
-from specdemo.training.muon import Muon
 from specdemo.training.recipe import TrainSettings
 
 
@@ -209,7 +208,7 @@ def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape):
     import torch
 
     ours, theirs = (torch.ones(shape, requires_grad=True) for _ in range(2))
-    optimizer = Muon([ours], torch.float32)
+    optimizer = network.Muon([ours], torch.float32)
     rounded = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     for seed in range(5):
         gradient = torch.randn(shape, generator=torch.Generator().manual_seed(seed))

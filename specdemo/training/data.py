@@ -42,10 +42,10 @@ ANSWERED, UNANSWERED = "text", "asked"  # kinds: a user's conversations, and ins
 OWN, OWN_TOKENS, OWN_TEMPERATURE = "own", 64, 0.85  # instructions that the target writes
 GROUP = 256  # conversations in a file
 TEMPERATURES = (0.7, 1.0)
-LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
-LONGEST = 1024  # tokens that are used of an answer in a user's own file
-TOGETHER = 1024  # tokens that the target reads in one forward: 1.3 times as fast as one answer
-AT_ONCE = 128  # answers that grow by a token each in one forward, as far as their cache has room
+MIN_PASSAGE_TOKENS = 40  # passages are cut from answers of at least as many tokens
+MAX_ANSWER_TOKENS = 1024  # that are used of an answer in a user's file
+FORWARD_TOKENS = 1024  # that the target reads in one forward: 1.3 times as fast as one answer
+FORWARD_ANSWERS = 128  # that grow by a token in one forward, as far as their cache has room
 CACHE_BYTES = 2 << 30
 LOOKUP = 4  # tokens of the longest context of n-gram lookup
 # Depths where a head reads the residual stream, beside the last hidden state: agreement 0.400 with
@@ -115,7 +115,7 @@ def read_conversations(
                 f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
                 "answer may be missing)."
             ) from error
-        answer = tuple(loaded.tokenizer.encode(text, special=False)[:LONGEST])
+        answer = tuple(loaded.tokenizer.encode(text, special=False)[:MAX_ANSWER_TOKENS])
         if answer:
             conversations.append(Conversation(ANSWERED, True, question, text, answer))
         else:
@@ -168,7 +168,8 @@ def written(
     count = sum(len(conversation.answer) for conversation in known)
     if count >= settings.tokens:
         return groups
-    model, longest = _writing(loaded), settings.answer_tokens
+    model, longest = _opened(loaded), settings.answer_tokens
+    model.resize_cache(CACHE_BYTES // model.block_bytes)
     room = min(loaded.context_limit, model.pool.limit * model.block_size) - longest
 
     def begin(number: int, passages: Sequence[str], own: str) -> _Answer:
@@ -184,7 +185,7 @@ def written(
 
     with tqdm(total=settings.tokens, initial=count, desc="Writing text", unit=" tokens") as bar:
         while count < settings.tokens:
-            passages = [old.text for old in known if len(old.answer) >= LEAST_PASSAGE]
+            passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
             numbers = range(len(known), len(known) + GROUP)
             own = _own_instructions(loaded, model, numbers[max(len(unanswered) - len(known), 0) :])
             answers = [begin(number, passages, own.get(number, "")) for number in numbers]
@@ -237,8 +238,8 @@ def _complete(
     while waiting or begun:
         runs = [Run(sequence, answer.tokens[-1:], 1) for answer, sequence in begun.items()]
         free, read = model.pool.limit - sum(map(blocks, begun)), 0
-        while waiting and len(begun) < AT_ONCE and blocks(waiting[0]) <= free:
-            if 0 < read > TOGETHER - len(waiting[0].prompt):
+        while waiting and len(begun) < FORWARD_ANSWERS and blocks(waiting[0]) <= free:
+            if 0 < read > FORWARD_TOKENS - len(waiting[0].prompt):
                 break
             answer = waiting.pop(0)
             begun[answer] = model.new_sequence()
@@ -319,23 +320,14 @@ def _opened(loaded: LoadedPair) -> Model:
     )
 
 
-def _writing(loaded: LoadedPair) -> Model:
-    """`_opened`, with a cache for many answers."""
-    model = _opened(loaded)
-    model.resize_cache(CACHE_BYTES // model.block_bytes)
-    return model
-
-
 def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:
-    """`Rows.states` of answers, [n, H + 1], TOGETHER tokens in a forward."""
+    """`Rows.states` of answers, [n, H + 1], FORWARD_TOKENS tokens in a forward."""
     rows, runs = [], []
     for number, conversation in enumerate(group, start=1):
-        prompt, answer = (
-            loaded.template.render(conversation.instruction, loaded.tokenizer),
-            conversation.answer,
-        )
+        prompt = loaded.template.render(conversation.instruction, loaded.tokenizer)
+        answer = conversation.answer
         runs.append(Run(model.new_sequence(), [*prompt, *answer[:-1]], len(answer)))
-        if sum(len(run.tokens) for run in runs) > TOGETHER or number == len(group):
+        if sum(len(run.tokens) for run in runs) > FORWARD_TOKENS or number == len(group):
             rows += [_states(logits) for logits in model.forward(runs)]
             while runs:
                 runs.pop().sequence.release()
@@ -343,7 +335,6 @@ def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np
 
 
 def _states(logits: Logits) -> np.ndarray:
-    """`Rows.states` of these rows, [n, H + 1]."""
     assert logits.state is not None, "the model was compiled for a head"
     rows = np.hstack([logits.state[-len(logits.rows) :], logits.log_sum[:, None]])
     return rows.clip(-65504, 65504).astype(np.float16)

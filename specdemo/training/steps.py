@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from specdemo.host.terminal import progress_bar
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.training import data
-from specdemo.training.data import Conversation, Rows
+from specdemo.training.data import Conversation
 from specdemo.training.recipe import TrainSettings
 
 WRITTEN_TIMES = 3  # with --text, how often each answer that the target wrote counts in training
@@ -49,36 +49,33 @@ def train_draft(settings: TrainSettings) -> str:
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, report)
-    if settings.start:
-        network.first_weights(settings, _tables(loaded)[0].shape[1])
-    groups, unanswered = (
-        data.read_conversations(settings.text, work / "states", loaded)
-        if settings.text
-        else ({}, [])
-    )
+    assert isinstance(loaded.target, Path), "the default device runs IR"
+    tables = heads.tables(loaded.target)
+    network.first_weights(settings, tables[0].shape[1])  # fails now if `start` has another size
+    groups: dict[Path, list[Conversation]] = {}
+    unanswered: list[str] = []
+    if settings.text:
+        groups, unanswered = data.read_conversations(settings.text, work / "states", loaded)
     groups |= data.written(loaded, work / "text", settings, unanswered)
-    conversations = [conversation for group in groups.values() for conversation in group]
-    evaluation = _make_head(settings, loaded, conversations, data.read_rows(loaded, groups))
+    evaluation = _make_head(settings, loaded, tables, groups)
     return (
         f"{out} holds the draft head: agreement with the target on {evaluation['tokens']:,} "
         f"held-back tokens {evaluation['agreement']:.3f}; its card is {out / 'card.json'}"
     )
 
 
-def _tables(loaded: LoadedPair) -> tuple[np.ndarray, np.ndarray]:
-    assert isinstance(loaded.target, Path), "the default device runs IR"
-    return heads.tables(loaded.target)
-
-
 def _make_head(
-    settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation], rows: Rows
+    settings: TrainSettings,
+    loaded: LoadedPair,
+    tables: tuple[np.ndarray, np.ndarray],
+    groups: Mapping[Path, Sequence[Conversation]],
 ) -> dict[str, Any]:
     """Train, evaluate and write the head. Gives the evaluation as the card holds it."""
     from specdemo.training import network
 
-    out, work = settings.out, settings.out / "work"
-    embedding, output = _tables(loaded)
-    trained = network.HeadNetwork(embedding, output, rows, settings)
+    out, rows = settings.out, data.read_rows(loaded, groups)
+    conversations = [conversation for group in groups.values() for conversation in group]
+    trained = network.HeadNetwork(*tables, rows, settings)
     held_back, learned = _split(conversations)
     kinds = np.array([conversation.kind for conversation in conversations])
     times = learned.astype(int)
@@ -87,18 +84,16 @@ def _make_head(
     lengths = [len(conversation.answer) for conversation in conversations]
     conversation_of_row = np.repeat(np.arange(len(conversations)), lengths)
     starts = np.repeat(np.arange(len(rows.tokens)), times[conversation_of_row])
-    progress = network.train(trained, rows, starts, settings, work / "training.pt")
+    progress = network.train(trained, rows, starts, settings, out / "work" / "training.pt")
     judged = np.flatnonzero(held_back[conversation_of_row])
     judged = judged[judged + 1 < rows.ends[judged]]
     hits = trained.guesses(rows, judged)
     evaluation = _agreement(hits, kinds[conversation_of_row[judged]])
-    own = heads.HeadWeights(trained.quantized(rows), trained.frequent, data.THIRDS)
-    own.save(out / "head.npz")
-    made_for = f"{loaded.info.target} ({loaded.info.target_revision})"
-    heads.write(own, embedding, out, made_for)
-    recipe = asdict(settings)
-    for name in PRIVATE | {"target", "text", "start"}:
-        del recipe[name]
+    head = heads.HeadWeights(trained.quantized(rows), trained.frequent, data.THIRDS)
+    head.save(out / "head.npz")
+    heads.write(head, tables[0], out, f"{loaded.info.target} ({loaded.info.target_revision})")
+    omitted = PRIVATE | {"target", "text", "start"}
+    recipe = {name: value for name, value in asdict(settings).items() if name not in omitted}
     card = {
         "target": loaded.info.target,
         "target_revision": loaded.info.target_revision,
