@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,7 @@ async def answer(
     request: Request,
 ) -> Response:
     """The answers, whole or as a stream, as the request says."""
-    form = Form(body, model)
+    writer = ResponseWriter(body, model)
     async with AsyncExitStack() as stack:
         events = await stack.enter_async_context(aclosing(backend.answer(body)))
         async for event in events:
@@ -101,98 +100,73 @@ async def answer(
                 raise HTTPException(499, "The client closed its connection.")
             if body.stream and event.what is not None:  # the request was not refused
                 return StreamingResponse(
-                    server_sent(form, event, events),
+                    server_sent(writer, event, events),
                     headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
                     media_type="text/event-stream",
                     background=BackgroundTask(stack.pop_all().aclose),
                 )
-            form.add(event)
-    return JSONResponse(form.whole())
+            writer.add(event)
+    return JSONResponse(writer.whole())
 
 
-@dataclass
-class ChoiceState:
-    """What has come of one answer: text, calls and scored tokens until they are written."""
+class ChoiceWriter:
+    """Writes an answer as a choice of the response, or as those of chunks. What its pieces bring is
+    kept until it is written."""
 
-    begun: bool = False
-    text: str = ""
-    calls: list[FunctionCall] = field(default_factory=list)
-    written_calls: int = 0
-    tokens: list[ScoredToken] = field(default_factory=list)
-    offset: int = 0  # characters of tokens that were written
-    trace: Trace | None = None
+    def __init__(self, index: int, request: CommonRequest):
+        self._index, self._request = index, request
+        self._chat = isinstance(request, ChatRequest)
+        self._text = ""
+        self._calls: list[FunctionCall] = []
+        self._tokens: list[ScoredToken] = []
+        self._begun = False
+        self._written_calls = self._written_characters = 0
+        self.trace: Trace | None = None
 
-    @property
-    def whole(self) -> Trace:
-        """The trace of an answer that has ended."""
-        assert self.trace is not None
-        return self.trace
-
-
-class Form:
-    """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
-
-    def __init__(self, body: CommonRequest, model: dict[str, Any]):
-        self._body, self._chat = body, isinstance(body, ChatRequest)
-        self._answers = [ChoiceState() for _ in range(body.answers)]
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._head = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": "chat.completion" if self._chat else "text_completion",
-            "created": int(time.time()),
-            "model": model["id"],
-        }
-
-    def add(self, event: Piece) -> ChoiceState:
-        """Adds what an event brings to its answer."""
-        answer = self._answers[event.answer]
-        answer.text += event.text
-        answer.calls += event.calls
-        answer.tokens += event.tokens
-        if isinstance(event.what, Trace):
-            answer.trace = event.what
-        return answer
+    def add(self, piece: Piece) -> None:
+        self._text += piece.text
+        self._calls += piece.calls
+        self._tokens += piece.tokens
+        if isinstance(piece.what, Trace):
+            self.trace = piece.what
 
     def whole(self) -> dict[str, Any]:
-        """All answers, which have ended."""
-        choices = []
-        for number, answer in enumerate(self._answers):
-            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-            if answer.calls:
-                message |= {"content": answer.text or None, "tool_calls": self._calls(answer)}
-            content = {"message": message} if self._chat else {"text": answer.text}
-            choices.append(self._choice(number, content))
-        figures = [self._figures(answer.whole) for answer in self._answers]
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": self._usage(),
-            "speculative": figures[0] if len(figures) == 1 else figures,
-        }
+        text = self._text
+        if not self._chat:
+            return self._choice({"text": text})
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls:
+            message |= {"content": text or None, "tool_calls": self._new_calls()}
+        return self._choice({"message": message})
 
-    def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
-        """The chunks for an event; there may be none."""
-        answer, ended = self.add(event), isinstance(event.what, Trace)
-        text, answer.text = answer.text, ""
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """The choices of chunks for what is new; there may be none."""
+        text, self._text = self._text, ""
+        if self._chat and not self._begun:
+            yield self._part({"role": "assistant", "content": ""})
+        self._begun = True
+        if text or self._tokens:
+            yield self._part({"content": text})
+        if self._calls:
+            yield self._part({"tool_calls": self._new_calls()})
+        if self.trace:
+            yield self._choice({"delta": {}} if self._chat else {"text": ""})
 
-        def chunk(content: dict[str, Any], ended: bool = False) -> dict[str, Any]:
-            return self._chunk(self._choice(event.answer, content, ended))
+    def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
+        part = {"delta": delta} if self._chat else {"text": delta["content"]}
+        return self._choice(part) | {"finish_reason": None}
 
-        if self._chat and not answer.begun:
-            yield chunk({"delta": {"role": "assistant", "content": ""}})
-        answer.begun = True
-        if text or answer.tokens:
-            yield chunk({"delta": {"content": text}} if self._chat else {"text": text})
-        if answer.calls:
-            yield chunk({"delta": {"tool_calls": self._calls(answer)}})
-        if ended:
-            last = chunk({"delta": {}} if self._chat else {"text": ""}, ended=True)
-            yield last | {"speculative": self._figures(answer.whole)}
-            if self._with_usage and all(answer.trace for answer in self._answers):
-                yield self._chunk() | {"usage": self._usage()}
+    def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs, tokens, self._tokens = None, self._tokens, []
+        if self._request.likeliest is not None and (tokens or not self._request.stream):
+            logprobs = self._chat_logprobs(tokens) if self._chat else self._text_logprobs(tokens)
+        reason = self.trace.finish_reason.replace("context", "length") if self.trace else None
+        if self._written_calls and reason == "stop":
+            reason = "tool_calls"
+        return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _calls(self, answer: ChoiceState) -> list[dict[str, Any]]:
-        """The calls that were not written yet. Templates of Mistral want ids of nine characters."""
+    def _new_calls(self) -> list[dict[str, Any]]:
+        """Templates of Mistral want ids of nine characters."""
         calls = [
             {
                 "index": index,
@@ -200,11 +174,82 @@ class Form:
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for index, call in enumerate(answer.calls, answer.written_calls)
+            for index, call in enumerate(self._calls, self._written_calls)
         ]
-        answer.written_calls += len(calls)
-        answer.calls = []
+        self._written_calls += len(calls)
+        self._calls = []
         return calls
+
+    def _chat_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        def entry(text: str, logprob: float | None) -> dict[str, Any]:
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        entries = [
+            entry(token.text, token.logprob)
+            | {"top_logprobs": [entry(*likely) for likely in token.likeliest]}
+            for token in tokens
+        ]
+        return {"content": entries, "refusal": None}
+
+    def _text_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        lengths = (len(token.text) for token in tokens)
+        *offsets, self._written_characters = accumulate(lengths, initial=self._written_characters)
+        # The chosen token is listed even if others are likelier.
+        likeliest = [
+            None
+            if token.logprob is None
+            else {token.text: token.logprob, **dict(reversed(token.likeliest))}
+            for token in tokens
+        ]
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": likeliest if self._request.likeliest else None,
+            "text_offset": offsets,
+        }
+
+
+class ResponseWriter:
+    """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
+
+    def __init__(self, request: CommonRequest, model: dict[str, Any]):
+        self._request, self._chat = request, isinstance(request, ChatRequest)
+        self._choices = [ChoiceWriter(index, request) for index in range(request.answers)]
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": model["id"],
+        }
+
+    @property
+    def _traces(self) -> list[Trace]:
+        """Of the answers that have ended."""
+        return [choice.trace for choice in self._choices if choice.trace]
+
+    def add(self, piece: Piece) -> None:
+        self._choices[piece.answer].add(piece)
+
+    def whole(self) -> dict[str, Any]:
+        """All answers, which have ended."""
+        figures = [self._figures(trace) for trace in self._traces]
+        return {
+            **self._head,
+            "choices": [choice.whole() for choice in self._choices],
+            "usage": self._usage(),
+            "speculative": figures[0] if len(figures) == 1 else figures,
+        }
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """The chunks for a piece; there may be none."""
+        self.add(piece)
+        choice = self._choices[piece.answer]
+        for part in choice.parts():
+            figures = choice.trace and part["finish_reason"] and self._figures(choice.trace)
+            yield self._chunk(part) | ({"speculative": figures} if figures else {})
+        if choice.trace and self._with_usage and len(self._traces) == len(self._choices):
+            yield self._chunk() | {"usage": self._usage()}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": choices}
@@ -214,49 +259,7 @@ class Form:
             chunk["usage"] = None
         return chunk
 
-    def _choice(self, number: int, content: dict[str, Any], ended: bool = True) -> dict[str, Any]:
-        """A choice with the tokens of `answer` that were not written yet."""
-        answer, reason = self._answers[number], None
-        if ended:
-            reason = answer.whole.finish_reason.replace("context", "length")
-            if answer.written_calls and reason == "stop":
-                reason = "tool_calls"
-        logprobs = None
-        if self._body.likeliest is not None and (answer.tokens or not self._body.stream):
-            logprobs = self._chat_logprobs(answer) if self._chat else self._text_logprobs(answer)
-        answer.tokens = []
-        return {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
-
-    def _chat_logprobs(self, answer: ChoiceState) -> dict[str, Any]:
-        def entry(text: str, logprob: float | None) -> dict[str, Any]:
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-        entries = [
-            entry(token.text, token.logprob)
-            | {"top_logprobs": [entry(*likely) for likely in token.likeliest]}
-            for token in answer.tokens
-        ]
-        return {"content": entries, "refusal": None}
-
-    def _text_logprobs(self, answer: ChoiceState) -> dict[str, Any]:
-        offsets = [*accumulate((len(token.text) for token in answer.tokens), initial=answer.offset)]
-        answer.offset = offsets.pop()
-        # The chosen token is listed even if others are likelier.
-        likeliest = [
-            None
-            if token.logprob is None
-            else {token.text: token.logprob, **dict(reversed(token.likeliest))}
-            for token in answer.tokens
-        ]
-        return {
-            "tokens": [token.text for token in answer.tokens],
-            "token_logprobs": [token.logprob for token in answer.tokens],
-            "top_logprobs": likeliest if self._body.likeliest else None,
-            "text_offset": offsets,
-        }
-
     def _figures(self, trace: Trace) -> dict[str, Any]:
-        """What speculative decoding did in an answer."""
         summary = summarize(trace)
         figures = {
             "acceptance_rate": summary.acceptance_rate,
@@ -272,14 +275,14 @@ class Form:
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
         }
-        if self._body.extension.trace:
+        if self._request.extension.trace:
             figures["trace"] = json.loads(to_json(trace))
         return figures
 
     def _usage(self) -> dict[str, Any]:
         """The tokens of all prompts, each counted once, and of all answers."""
-        traces = [answer.whole for answer in self._answers]
-        prompts = traces[:: self._body.n or 1]
+        traces = self._traces
+        prompts = traces[:: self._request.n or 1]
         prompt = sum(trace.prompt_tokens for trace in prompts)
         made = sum(len(trace.token_ids) for trace in traces)
         predicted = [
@@ -305,7 +308,7 @@ class Form:
 
 
 async def server_sent(
-    form: Form, event: Piece, events: AsyncIterator[Piece]
+    writer: ResponseWriter, event: Piece, events: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error is sent as the last event.
     While no event comes, comments are sent, so that no proxy ends the stream."""
@@ -314,7 +317,7 @@ async def server_sent(
             if event.what is None:
                 yield b": nothing new\n\n"
             else:
-                for chunk in form.chunks(event):
+                for chunk in writer.chunks(event):
                     text = json.dumps(chunk, ensure_ascii=False, allow_nan=False)
                     yield f"data: {text}\n\n".encode()
             event = await anext(events)
