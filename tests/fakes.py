@@ -242,25 +242,26 @@ def served(
         yield SimpleNamespace(url=url)
 
 
-def page_application(service, offer=None, arrival=None, *, key: str | None = None):
-    """The application of a page for a service, shared by strangers unless `offer` says otherwise;
+def page_application(service, menu=None, download=None, *, key: str | None = None):
+    """The application of a page for a service, shared by strangers unless `menu` says otherwise;
     and its guard."""
-    from specdemo.ui import layout, offers, web_app
+    from specdemo.ui import layout, web_app
+    from specdemo.ui.model_menu import ModelMenu
     from specdemo.ui.routes import PageGuard
 
-    offer = offer or offers.Offer(service.state.pair, shared=True)
-    page = layout.build(service, offer, 30, arrival)
+    menu = menu or ModelMenu(service.state.pair, shared=True)
+    page = layout.build(service, menu, 30, download)
     guard = PageGuard(key=key)
     return web_app.page_app(page, service, guard), guard
 
 
 @contextlib.contextmanager
-def page_server(service, offer=None, arrival=None, *, application=None):
+def page_server(service, menu=None, download=None, *, application=None):
     """The URL of a running page for a service; `application` replaces its `page_application`."""
     from specdemo.server.request_guard import Server
     from specdemo.ui.web_app import finish
 
-    app, guard = application or page_application(service, offer, arrival)
+    app, guard = application or page_application(service, menu, download)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}
     server = Server(app, guard, 1, **ends)
     server.config.timeout_graceful_shutdown = 1

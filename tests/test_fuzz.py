@@ -30,7 +30,7 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
 from specdemo.text.templates import Message, chat_template
-from specdemo.ui import offers, routes
+from specdemo.ui import model_menu, routes
 from specdemo.ui.routes import PageGuard
 
 EXAMPLES, SECONDS = 100, float(os.environ.get("FUZZ_SECONDS", 0))
@@ -105,7 +105,7 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
 
 @fuzz(
     st.dictionaries(
-        st.sampled_from(offers.NAMES) | st.text(max_size=8),
+        st.sampled_from(model_menu.NAMES) | st.text(max_size=8),
         st.text(max_size=40) | st.integers().map(str) | st.floats().map(str),
         max_size=8,
     )
@@ -113,11 +113,11 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
 def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(query):
     usual = dataclasses.asdict(Settings())
     defaults = {"question": "", **usual, **dataclasses.asdict(ModelChoice("embedded"))}
-    values = offers.from_link(query, ["embedded", "dolly-3b"], defaults)
-    assert len(values["question"]) <= offers.LONGEST_LINK_QUESTION
-    chosen = dataclasses.asdict(offers.settings_of(values))
+    values = model_menu.from_link(query, ["embedded", "dolly-3b"], defaults)
+    assert len(values["question"]) <= model_menu.LONGEST_LINK_QUESTION
+    chosen = dataclasses.asdict(model_menu.settings_of(values))
     assert {name for name in usual if chosen[name] != usual[name]} <= query.keys()
-    models = offers.models_of(values)
+    models = model_menu.models_of(values)
     assert models.pair in ("embedded", "dolly-3b") and not models.model
     assert (models.device, models.draft_device) == ("CPU", "CPU")
 

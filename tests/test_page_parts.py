@@ -22,8 +22,9 @@ from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace, summarize
-from specdemo.ui import events, layout, offers, wording
+from specdemo.ui import events, layout, model_menu, wording
 from specdemo.ui.assets import RECORDED, Assets
+from specdemo.ui.model_menu import ModelMenu
 from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
@@ -227,22 +228,25 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
 def test_true_is_no_number_and_a_pair_of_ones_own_needs_a_target():
     for name in ("max_new_tokens", "draft_tokens", "temperature", "top_p", "top_k", "seed"):
         with pytest.raises(BadInput, match=f"{name} is True; it must be a number"):
-            offers.settings_of({name: True})
+            model_menu.settings_of({name: True})
     with pytest.raises(BadInput, match="Your own pair needs a target"):
-        offers.models_of({"pair": offers.OWN})
+        model_menu.models_of({"pair": model_menu.OWN})
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
         {"pair": "gpt2-xl"},
-        {"pair": offers.OWN, "model": "somebody/model"},
+        {"pair": model_menu.OWN, "model": "somebody/model"},
         {"kv_cache": "f16"},
     ],
 )
 def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
-    chosen = offers.models_of({"pair": "embedded", **wanted})
-    shared, private = offers.Offer(EMBEDDED, shared=True), offers.Offer(EMBEDDED, shared=False)
+    chosen = model_menu.models_of({"pair": "embedded", **wanted})
+    shared, private = (
+        ModelMenu(EMBEDDED, shared=True),
+        ModelMenu(EMBEDDED, shared=False),
+    )
     with pytest.raises(BadInput, match="This server is shared: its pair is embedded"):
         shared.resolve(chosen)
     assert private.resolve(chosen) == chosen
@@ -253,23 +257,23 @@ def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(w
 def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
     service = Service(EMBEDDED, lambda pair, report: None)
 
-    def shown(offer: offers.Offer) -> set[str]:
-        blocks = layout.build(service, offer).blocks
+    def shown(menu: ModelMenu) -> set[str]:
+        blocks = layout.build(service, menu).blocks
         looks = [one["props"] for one in blocks.get_config_file()["components"]]
         return {one["label"] for one in looks if one.get("label") and one.get("visible", True)}
 
     owners = {"Target", "Device", "Draft device", "KV cache precision", "Numerics"}
-    assert owners <= shown(offers.Offer(EMBEDDED, shared=False))
-    assert not owners & shown(offers.Offer(EMBEDDED, shared=True))
+    assert owners <= shown(ModelMenu(EMBEDDED, shared=False))
+    assert not owners & shown(ModelMenu(EMBEDDED, shared=True))
 
 
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monkeypatch, capsys):
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.find_pair("dolly-3b"), why
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
-    offer = offers.Offer(ModelChoice(offers.AUTO), shared=True)
-    for name in (offers.AUTO, "dolly-3b"):
-        assert offer.resolve(ModelChoice(name)) == offer.first == ModelChoice("dolly-3b")
+    menu = ModelMenu(ModelChoice(model_menu.AUTO), shared=True)
+    for name in (model_menu.AUTO, "dolly-3b"):
+        assert menu.resolve(ModelChoice(name)) == menu.first == ModelChoice("dolly-3b")
     assert why in capsys.readouterr().err
 
 
@@ -279,7 +283,7 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 16_000_000_000)
     dolly = "Dolly V2 3B, 8 bits: the paper's model family, English. 8.1 GB of memory, 2.9 GB to "
-    titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
+    titles = {name: title for title, name in ModelMenu(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download"
     assert "17.2 GB of memory (more than here), 7.3 GB to download" in titles["dolly-7b"]
     flat = ModelProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
@@ -290,22 +294,22 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     }
     measured.write("profile", about, Profile({"exact": flat}, ModelProfile(costs={1: 0.001})))
     # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
-    titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
+    titles = {name: title for title, name in ModelMenu(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"
 
 
 def test_a_hundred_visitors_who_open_the_page_at_once_cost_one_look_at_disk_and_memory(monkeypatch):
-    offer, looked = offers.Offer(EMBEDDED, shared=True), []
-    monkeypatch.setattr(offer, "pairs", lambda survey: looked.append(survey) or ["a pair"])
-    assert [offer.survey for _ in range(100)] == [["a pair"]] * 100
+    menu, looked = ModelMenu(EMBEDDED, shared=True), []
+    monkeypatch.setattr(menu, "pairs", lambda survey: looked.append(survey) or ["a pair"])
+    assert [menu.survey for _ in range(100)] == [["a pair"]] * 100
     assert looked == [True]
 
 
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
-    offer = offers.Offer(ModelChoice(model="owner/model"), shared=True)
-    wanted = offers.models_of({"pair": offer.defaults["pair"], "model": "owner/model"})
-    assert offer.resolve(wanted) == offer.first
-    assert offer.pairs() == [("owner/model", offers.OWN)]
+    menu = ModelMenu(ModelChoice(model="owner/model"), shared=True)
+    wanted = model_menu.models_of({"pair": menu.defaults["pair"], "model": "owner/model"})
+    assert menu.resolve(wanted) == menu.first
+    assert menu.pairs() == [("owner/model", model_menu.OWN)]
 
 
 def test_every_source_of_draft_tokens_has_a_name_on_the_page():

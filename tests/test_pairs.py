@@ -30,7 +30,7 @@ from specdemo.pairs.sources import Source
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.ui import offers
+from specdemo.ui.model_menu import ModelMenu
 from tools import agreement as tool
 from tools.agreement import agreement
 from tools.made_up import write_made_up
@@ -129,7 +129,7 @@ def test_a_wrong_choice_names_its_fields(choice, words):
 
 def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
     first = ModelChoice("dolly-3b", assistant_model="pythia-160m")
-    assert offers.Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
+    assert ModelMenu(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
 
 
 def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys):

@@ -16,7 +16,8 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
-from specdemo.ui import events, offers, wording
+from specdemo.ui import events, wording
+from specdemo.ui.model_menu import ModelMenu
 from specdemo.ui.service import Service, Visitor
 
 TRACE = race_trace(*["question "] * 9)
@@ -146,10 +147,10 @@ def envelopes(toy: ToySession, stop_at: str = "") -> list[dict]:
     """What the page is sent for a race, which is stopped once the phase `stop_at` was sent."""
     service = Service(EMBEDDED, lambda pair, report: toy)
     service.start()
-    running, offer, sent = events.Running(), offers.Offer(EMBEDDED, shared=False), []
+    running, menu, sent = events.Running(), ModelMenu(EMBEDDED, shared=False), []
     settings = dataclasses.asdict(Settings(drafter="model", draft_tokens=1))
-    values = {**offer.defaults, **settings, "question": "a b c"}
-    for text in events.messages(events.race, service, running, offer, Visitor("tab"), values):
+    values = {**menu.defaults, **settings, "question": "a b c"}
+    for text in events.messages(events.race, service, running, menu, Visitor("tab"), values):
         sent.append(json.loads(text))
         if sent[-1]["phase"] == stop_at:
             running.stop("tab")

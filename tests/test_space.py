@@ -26,7 +26,7 @@ from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.ui import events, layout
 from specdemo.ui.events import Running
-from specdemo.ui.offers import AUTO, Offer
+from specdemo.ui.model_menu import AUTO, ModelMenu
 from specdemo.ui.service import Service, Visitor
 
 ROOT = Path(__file__).parents[1]
@@ -145,14 +145,14 @@ def preloaded(server, monkeypatch, tmp_path):
 
 
 def test_a_preloaded_pair_answers_first_though_its_draft_must_still_be_converted(preloaded):
-    offer = Offer(ModelChoice(AUTO), shared=True)
-    assert (offer.first.pair, offer.later) == ("dolly-3b-int4", None)
+    menu = ModelMenu(ModelChoice(AUTO), shared=True)
+    assert (menu.first.pair, menu.later) == ("dolly-3b-int4", None)
 
 
 def test_a_preload_that_was_cut_does_not_count_as_here(preloaded):
     next(preloaded.rglob("openvino_model.bin")).unlink()
-    offer = Offer(ModelChoice(AUTO), shared=True)
-    assert (offer.first.pair, offer.later) == ("embedded", DOLLY)
+    menu = ModelMenu(ModelChoice(AUTO), shared=True)
+    assert (menu.first.pair, menu.later) == ("embedded", DOLLY)
 
 
 def test_a_preloaded_pair_is_found_wherever_hf_home_points_to(preloaded, monkeypatch):
@@ -190,9 +190,9 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
 
     service = Service(ModelChoice("dolly-3b-int4"), opener)
     service.start()
-    offer = Offer(ModelChoice("dolly-3b-int4"), shared=True)
+    menu = ModelMenu(ModelChoice("dolly-3b-int4"), shared=True)
     values = {"question": "one two", "pair": "dolly-3b-int4"}
-    messages = events.messages(events.race, service, Running(), offer, Visitor("visitor"), values)
+    messages = events.messages(events.race, service, Running(), menu, Visitor("visitor"), values)
     until(lambda: "00:07 left. Your question is answered next." in next(messages))
     go.set()
     *_, last = messages

@@ -23,7 +23,8 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.server.metrics import Metrics
-from specdemo.ui import events, offers, web_app
+from specdemo.ui import events, web_app
+from specdemo.ui.model_menu import ModelMenu
 from specdemo.ui.service import LIMITS, Gate, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence
 
@@ -55,8 +56,8 @@ def answer(service: Service, question: Question) -> None:
 def updates(service: Service, question: str, running: events.Running | None = None):
     """The envelopes of a race, one by one."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
-    offer = offers.Offer(EMBEDDED, shared=False)
-    given = events.race, service, running or events.Running(), offer, Visitor("tab"), values
+    menu = ModelMenu(EMBEDDED, shared=False)
+    given = events.race, service, running or events.Running(), menu, Visitor("tab"), values
     for envelope in events.messages(*given):
         yield json.loads(envelope)
 
@@ -301,7 +302,11 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
 
 def streamed(url: str, path: str, tab: str, **values):
     """The messages of a run of the page's scripts; `values` are the inputs that differ."""
-    given = {**offers.Offer(EMBEDDED, shared=True).defaults, "question": "one two three", **values}
+    given = {
+        **ModelMenu(EMBEDDED, shared=True).defaults,
+        "question": "one two three",
+        **values,
+    }
     body = {"visitor": tab, "values": given}
     with httpx.stream("POST", f"{url}/{path}", json=body, timeout=60) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")

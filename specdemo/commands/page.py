@@ -19,7 +19,7 @@ from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.server import metrics
 from specdemo.server.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
 from specdemo.server.server_options import Port, ServerOptions, key_from_environment
-from specdemo.ui import offers
+from specdemo.ui import model_menu
 from specdemo.ui.routes import PageGuard
 
 ON_SPACE = "SPACE_ID" in os.environ
@@ -68,26 +68,26 @@ def page(options: PageOptions) -> None:
         **{field.name: getattr(options, field.name) for field in fields(ModelChoice)}
     )
     if not (first.pair or first.model):
-        first = replace(first, pair=offers.AUTO)
+        first = replace(first, pair=model_menu.AUTO)
     capacity = {"cache_mb": options.cache_mb, "active": options.visitors}
-    offer = offers.Offer(first, options.strangers, **capacity)
+    menu = model_menu.ModelMenu(first, options.strangers, **capacity)
     limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
-    service = Service(offer.first, offer.open_session, limits, offer.fetch)
+    service = Service(menu.first, menu.open_session, limits, menu.fetch)
     metrics.log_requests()
     service.start()
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
-    from specdemo.ui.arrival import Arrival
+    from specdemo.ui.background_download import BackgroundDownload
     from specdemo.ui.layout import build
     from specdemo.ui.web_app import finish, page_app, public_name
 
     gc.enable()
-    arrival = None
-    if offer.later and not options.no_fetch and not constants.is_offline_mode():
-        arrival = Arrival(service, offer)
-        arrival.start()
+    download = None
+    if menu.later and not options.no_fetch and not constants.is_offline_mode():
+        download = BackgroundDownload(service, menu)
+        download.start()
 
-    built = build(service, offer, options.max_new_tokens, arrival)
+    built = build(service, menu, options.max_new_tokens, download)
     names, key = (options.host, *options.allowed_host), key_from_environment()
     guard = PageGuard(names, options.allow_origin, key)
     app = page_app(built, service, guard)

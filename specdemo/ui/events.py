@@ -22,7 +22,7 @@ from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
 from specdemo.ui import MAX_EVENTS
-from specdemo.ui.offers import Offer, models_of, settings_of
+from specdemo.ui.model_menu import ModelMenu, models_of, settings_of
 from specdemo.ui.service import LimitedSession, Service, Visitor, visitor_of
 from specdemo.ui.wording import (
     curve,
@@ -98,14 +98,14 @@ def messages(
     work: Work,
     service: Service,
     running: Running,
-    offer: Offer,
+    menu: ModelMenu,
     visitor: Visitor,
     values: Mapping[str, Any],
 ) -> Generator[str]:
     """Yields what `work` yields for the inputs `values` once their pair is ready, and before that
     the state of the pair. An error ends it with one sentence."""
     try:
-        settings, pair = settings_of(values), offer.resolve(models_of(values))
+        settings, pair = settings_of(values), menu.resolve(models_of(values))
         with running.run(visitor.name) as stop:
             yield message("loading", "Starting")
             for state in service.states(pair, stop):
@@ -196,8 +196,8 @@ def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
     return [run | {"speedup": over(undrafted, run["seconds"])} for run in medians]
 
 
-def add_endpoint(service: Service, offer: Offer) -> None:
-    """Adds /generate, for programs, to the Blocks being built. It answers with `offer.first`."""
+def add_endpoint(service: Service, menu: ModelMenu) -> None:
+    """Adds /generate, for programs, to the Blocks being built. It answers with `menu.first`."""
 
     def generate(  # type: ignore[misc]  # Gradio reads the type of an item, not Iterator
         request: gr.Request,
@@ -228,7 +228,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
             "seed": seed,
             "numerics": numerics,
         }
-        stop, pair = Event(), offer.first
+        stop, pair = Event(), menu.first
         try:
             if not isinstance(instruction, str):
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")

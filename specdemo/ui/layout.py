@@ -11,10 +11,10 @@ import gradio as gr
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.runs.settings import Settings
-from specdemo.ui import PRIVATE, benchmark, events, offers
-from specdemo.ui.arrival import Arrival
+from specdemo.ui import PRIVATE, benchmark, events, model_menu
 from specdemo.ui.assets import STATIC, Assets
-from specdemo.ui.offers import Offer
+from specdemo.ui.background_download import BackgroundDownload
+from specdemo.ui.model_menu import ModelMenu
 from specdemo.ui.service import LIMITS, Service
 from specdemo.ui.wording import recorded_name
 
@@ -70,38 +70,40 @@ class Page:
     blocks: gr.Blocks
     looks: dict[str, Any]
     assets: Assets
-    offer: Offer
+    menu: ModelMenu
     head: str
     title: str = TITLE
     idea: str = IDEA
 
 
 def build(
-    service: Service, offer: Offer, max_new_tokens: int = 100, arrival: Arrival | None = None
+    service: Service,
+    menu: ModelMenu,
+    max_new_tokens: int = 100,
+    download: BackgroundDownload | None = None,
 ) -> Page:
-    """The page for a service. `max_new_tokens` is the first value of that setting, `arrival` a pair
-    that is being fetched."""
+    """The page for a service. `max_new_tokens` is the first value of that setting."""
     assets = Assets()
     [first, *_] = assets.races.values()
     defaults = {
         "question": first.instruction,
         **asdict(Settings(max_new_tokens=max_new_tokens)),
-        **offer.defaults,
+        **menu.defaults,
     }
-    defaults["draft_tokens"] = offers.AUTO
+    defaults["draft_tokens"] = model_menu.AUTO
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         _html("header.html", "sd-header")
         with gr.Tabs(elem_id="sd-tabs"):
             with gr.Tab("Race", id="race"):
-                tab = RaceTab(service, offer, defaults, arrival)
+                tab = RaceTab(service, menu, defaults, download)
             with gr.Tab("Benchmark", id="benchmark"):
                 _html("benchmark.html", "sd-benchmark", "mountBenchmark")
             with gr.Tab("How it works", id="how"):
                 _html("walk.html", "sd-walk", "mountWalk")
         tab.connect(blocks)
-        events.add_endpoint(service, offer)
+        events.add_endpoint(service, menu)
     looks = {"theme": THEME, "footer_links": ["api"], "run_history": False, "ssr_mode": False}
-    return Page(blocks, looks, assets, offer, _head(assets))
+    return Page(blocks, looks, assets, menu, _head(assets))
 
 
 def _html(name: str, elem_id: str, mount: str = "") -> None:
@@ -133,17 +135,17 @@ def _head(assets: Assets) -> str:
 
 
 class RaceTab:
-    """The tab's components and its events. `inputs` are by name, in the order of offers.NAMES."""
+    """The tab's components and its events. `inputs` are by name, in the order of NAMES."""
 
     def __init__(
         self,
         service: Service,
-        offer: Offer,
+        menu: ModelMenu,
         defaults: dict[str, Any],
-        arrival: Arrival | None = None,
+        download: BackgroundDownload | None = None,
     ):
         """Adds the tab to the layout being built; the inputs start with `defaults`."""
-        self._service, self._offer, self._arrival = service, offer, arrival
+        self._service, self._menu, self._download = service, menu, download
         self._defaults = defaults
         with gr.Row(elem_id="sd-ask", equal_height=True):
             looks = {"scale": 8, "max_lines": 8, "elem_id": "sd-question", "container": False}
@@ -157,29 +159,29 @@ class RaceTab:
         self.inputs = {"question": question}
         line = '<p class="sd-models" role="status">${value}</p>'
         self._status = gr.HTML("", elem_id="sd-models", html_template=line)
-        if arrival:
-            arrival.lay_out()
+        if download:
+            download.lay_out()
         _html("status.html", "sd-state")
         with gr.Accordion("Settings", open=False, elem_id="sd-settings"):
             self._add_settings()
-        self.inputs = {name: self.inputs[name] for name in offers.NAMES}
+        self.inputs = {name: self.inputs[name] for name in model_menu.NAMES}
         _html("race.html", "sd-view", "mountRace")
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
-            info = offers.HELP[name]
+            info = model_menu.HELP[name]
             options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
-            options["visible"] = name == "pair" or name not in self._offer.fixed
+            options["visible"] = name == "pair" or name not in self._menu.fixed
             self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
 
         def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
-            choices = choices or [*get_args(offers.KINDS[name])]
+            choices = choices or [*get_args(model_menu.KINDS[name])]
             put(gr.Dropdown, name, label, choices=choices, **options)
 
         with gr.Row():
             info = "The target model and its draft. A pair that is not here yet is downloaded. "
             info += "Tokens/s: without a draft, to half of its tokens accepted."
-            choose("pair", "Pair", self._offer.pairs(), scale=2, min_width=320, info=info)
+            choose("pair", "Pair", self._menu.pairs(), scale=2, min_width=320, info=info)
             choose("drafter", "Drafter", ["auto", "model", "lookup"])
         with gr.Row():
             most = LIMITS.new_tokens
@@ -234,19 +236,19 @@ class RaceTab:
         linked.then(None, every, None, js=remember, **PRIVATE)  # a page without a link changes none
         blocks.load(self._loading, None, self._status, concurrency_limit=None, **PRIVATE)
         pairs = self.inputs["pair"]
-        blocks.load(lambda: gr.update(choices=self._offer.survey), None, pairs, **now)
-        if self._arrival:
-            self._arrival.connect(blocks, self._status, pairs)
+        blocks.load(lambda: gr.update(choices=self._menu.survey), None, pairs, **now)
+        if self._download:
+            self._download.connect(blocks, self._status, pairs)
 
     def _linked_inputs(self, request: gr.Request) -> list[Any]:
         """The question and the settings of a link."""
         query = dict(request.query_params)
-        if not set(offers.NAMES) & set(query):
-            return [gr.skip()] * len(offers.NAMES)
-        names = [name for _, name in self._offer.pairs()]
-        values = offers.from_link(query, names, self._defaults)
-        values |= {name: self._defaults[name] for name in self._offer.fixed}
-        return [values[name] for name in offers.NAMES]
+        if not set(model_menu.NAMES) & set(query):
+            return [gr.skip()] * len(model_menu.NAMES)
+        names = [name for _, name in self._menu.pairs()]
+        values = model_menu.from_link(query, names, self._defaults)
+        values |= {name: self._defaults[name] for name in self._menu.fixed}
+        return [values[name] for name in model_menu.NAMES]
 
     def _loading(self) -> Iterator[str]:
         """Text for the line under the title, until the pair is ready or has failed."""

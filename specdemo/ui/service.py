@@ -38,7 +38,7 @@ visitor alone, and for each of several."""
 class VisitorLimits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
     and a minute of a visitor and of a network, seconds of a request with its waiting time, the
-    `repeat` of a race, and whether fast numerics are on offer."""
+    `repeat` of a race, and whether fast numerics are offered."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000

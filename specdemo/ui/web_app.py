@@ -136,7 +136,7 @@ def _add_files(app: FastAPI, page: Page) -> None:
 
 def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
     """Adds the routes of the page's scripts, which answer with the messages of `events`."""
-    running, offer = events.Running(), page.offer
+    running, menu = events.Running(), page.menu
     threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
     reading = ShortestFirst(rest=1.0)
 
@@ -144,7 +144,7 @@ def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
         @router.post(path)
         async def run(ask: Ask, request: Request) -> Response:
             visitor = visitor_of(request, ask.visitor)
-            messages = events.messages(work, service, running, offer, visitor, ask.values)
+            messages = events.messages(work, service, running, menu, visitor, ask.values)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
             kind = "text/event-stream"

@@ -22,10 +22,9 @@ from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
-from specdemo.ui import arrival as arrivals
-from specdemo.ui import layout, offers, web_app
-from specdemo.ui.arrival import Arrival
-from specdemo.ui.offers import AUTO
+from specdemo.ui import background_download, layout, web_app
+from specdemo.ui.background_download import BackgroundDownload
+from specdemo.ui.model_menu import AUTO, ModelMenu
 from specdemo.ui.service import Service, Visitor
 
 PAIR = registry.find_pair("dolly-3b-int4")
@@ -47,10 +46,10 @@ class Place:
         monkeypatch.setattr(embedded, "fetch", lambda report: [Snapshot(Path(), "")] * 2)
         self.opened: dict[str, ToySession] = {}
         self.refusal: Exception | None = None
-        self.offer = offers.Offer(ModelChoice(AUTO), shared)
-        self.service = Service(self.offer.first, self.offer.open_session, fetch=self.offer.fetch)
+        self.menu = ModelMenu(ModelChoice(AUTO), shared)
+        self.service = Service(self.menu.first, self.menu.open_session, fetch=self.menu.fetch)
         self.service.start()
-        self.arrival = Arrival(self.service, self.offer)
+        self.download = BackgroundDownload(self.service, self.menu)
 
     def load(self, pair, report) -> SimpleNamespace:
         choice = pair.choice
@@ -65,7 +64,7 @@ class Place:
 
     def ask(self, question: str = "one two", pair: str = AUTO) -> str:
         """The name of the pair that answers."""
-        asked = self.offer.resolve(ModelChoice(pair))
+        asked = self.menu.resolve(ModelChoice(pair))
         list(self.service.states(asked))
         with self.service.session(asked, Visitor()) as session:
             *_, trace = session.ask(Question(question, Settings()))
@@ -73,7 +72,7 @@ class Place:
         return trace.pair.name
 
     def wait(self, kind: str) -> None:
-        until(lambda: self.arrival.state == kind)
+        until(lambda: self.download.state == kind)
 
     def weights(self) -> list[bytes]:
         """Those that are in the cache, which must be whole; part of the files may be missing."""
@@ -96,9 +95,9 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")), daemon=True)
     asking.start()
     until(lambda: old.activity.active)
-    place.arrival.start()
+    place.download.start()
     place.wait("ready")
-    place.arrival.press("Use it now")
+    place.download.press("Use it now")
     place.wait("here")
     assert place.ask() == "dolly-3b-int4"
     assert not old.closed
@@ -111,15 +110,15 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
 def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 20_000)
     place.hub.bytes_per_second = 200_000
-    place.arrival.start()
-    until(lambda: (now := place.arrival.progress) and now.done > 50_000)
-    place.arrival.press("Pause")
-    assert place.arrival.state == "paused"
+    place.download.start()
+    until(lambda: (now := place.download.progress) and now.done > 50_000)
+    place.download.press("Pause")
+    assert place.download.state == "paused"
     place.hub.finish_transfers()
     place.hub.bytes_per_second = 0
-    place.arrival.press("Pause")  # a click on what the button said before
-    assert place.arrival.state == "paused"
-    place.arrival.press("Resume")
+    place.download.press("Pause")  # a click on what the button said before
+    assert place.download.state == "paused"
+    place.download.press("Resume")
     place.wait("ready")
     begun = next(one.start for one in place.hub.served if one.name == BIN)
     assert begun > 40_000
@@ -163,31 +162,31 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
         lose = lambda: setattr(place.hub, "lost", True)  # noqa: E731
         place.hub.repositories[TARGET].trouble = lose
     small_disk(10 if trouble == "full disk" else 10**9)
-    place.arrival.start()
+    place.download.start()
     place.wait("failed")
-    error = place.arrival.error
+    error = place.download.error
     assert said in error and "\n" not in error and "/tmp" not in error
     assert place.ask() == "embedded"
     place.hub.lost = False
     small_disk(10**9)
-    place.arrival.press("Try again")
+    place.download.press("Try again")
     place.wait("ready")
     assert place.weights() == [b"w" * 300_000] * 2
 
 
 def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
     assert place.ask() == "embedded"
-    place.arrival.start()
+    place.download.start()
     place.wait("ready")
     place.refusal = ModelError("/home/somebody/model.bin broke")
-    place.arrival.press("Use it now")
+    place.download.press("Use it now")
     place.wait("failed")
-    assert "could not be run" in place.arrival.line and "/home" not in place.arrival.line
+    assert "could not be run" in place.download.line and "/home" not in place.download.line
     assert place.ask() == "embedded"
     place.refusal = None
-    place.arrival.press("Try again")
+    place.download.press("Try again")
     place.wait("ready")
-    place.arrival.press("Use it now")
+    place.download.press("Use it now")
     place.wait("here")
     assert place.ask() == "dolly-3b-int4"
 
@@ -195,10 +194,10 @@ def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
 def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
     server, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(arrivals, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(background_download, "RETRY_SECONDS", 0.01)
     place = Place(server, monkeypatch, shared=True)
     server.lost = True
-    place.arrival.start()
+    place.download.start()
     place.wait("failed")
     server.lost = False
     place.wait("here")
@@ -208,26 +207,26 @@ def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
 def test_where_the_first_pair_failed_questions_wait_for_the_one_that_arrives(server, monkeypatch):
     monkeypatch.setattr(embedded, "fetch", lambda report: pytest.fail("no network"))
     place = Place(server, monkeypatch, shared=True)
-    monkeypatch.setattr(place.offer, "fetch", lambda pair, report: True)
+    monkeypatch.setattr(place.menu, "fetch", lambda pair, report: True)
     place.refusal = ModelError("broken")
     until(lambda: place.service.state.kind == "failed")
     place.refusal = None
-    place.arrival.start()
+    place.download.start()
     place.wait("here")
-    assert place.offer.first.pair == "dolly-3b-int4" and place.ask() == "dolly-3b-int4"
+    assert place.menu.first.pair == "dolly-3b-int4" and place.ask() == "dolly-3b-int4"
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
     place = Place(server, monkeypatch, shared)
-    blocks = layout.build(place.service, place.offer, arrival=place.arrival).blocks
+    blocks = layout.build(place.service, place.menu, download=place.download).blocks
     names = [one.fn.__name__ for one in blocks.fns.values() if one.fn]
     assert ("_press" in names) is not shared
 
 
 def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
-    place.arrival.progress = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
-    assert "&lt;b&gt;: 1,200 of 3,400 MB, 20.0 MB/s, 01:50 left<" in place.arrival.line
+    place.download.progress = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
+    assert "&lt;b&gt;: 1,200 of 3,400 MB, 20.0 MB/s, 01:50 left<" in place.download.line
 
 
 @pytest.mark.parametrize(
@@ -257,12 +256,12 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
 def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browser):
     playwright = pytest.importorskip("playwright.sync_api")
     place.hub.bytes_per_second = 50_000
-    place.arrival.start()
+    place.download.start()
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(240_000)
     errors, tops = [], set()
     page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    with page_server(place.service, place.offer, place.arrival) as url:
+    with page_server(place.service, place.menu, place.download) as url:
         page.goto(url)
         page.wait_for_function("window.specdemo?.race?.run")
         for button, then in {

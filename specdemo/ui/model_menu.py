@@ -78,7 +78,7 @@ def from_link(
     return values
 
 
-class Offer:
+class ModelMenu:
     """The models that one server offers. `first` is its default, and what AUTO stands for. `later`
     suits the machine better but is not here; it replaces `first` once it is opened. Where strangers
     share the server, they may not change the inputs `fixed`, which would load or compile models.

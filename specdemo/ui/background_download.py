@@ -14,7 +14,7 @@ import gradio as gr
 from specdemo.errors import RequestFailed
 from specdemo.host.terminal import Progress
 from specdemo.ui import PRIVATE
-from specdemo.ui.offers import Offer
+from specdemo.ui.model_menu import ModelMenu
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
@@ -31,14 +31,14 @@ STATES = {
 """By state: the label of the button, "" for no button, and the text of the line."""
 
 
-class Arrival:
-    """Fetches the pair `offer.later`, which there is, and changes to it; `error` is the reason of
+class BackgroundDownload:
+    """Fetches the pair `menu.later`, which there is, and changes to it; `error` is the reason of
     "failed"."""
 
-    def __init__(self, service: Service, offer: Offer):
-        self._service, self._offer = service, offer
-        assert offer.later is not None
-        self.pair, self.shared = offer.later, bool(offer.fixed)
+    def __init__(self, service: Service, menu: ModelMenu):
+        self._service, self._menu = service, menu
+        assert menu.later is not None
+        self.pair, self.shared = menu.later, bool(menu.fixed)
         self.state, self.error = "paused", ""
         self.progress: Progress | None = None
         self._lock = threading.RLock()
@@ -92,13 +92,13 @@ class Arrival:
         while service.answering.kind == "loading" or service.activity.preparing:
             report(self.progress)
             time.sleep(0.2)
-        fetch_pair(replace(self.pair, choice=self._offer.first), report)
+        fetch_pair(replace(self.pair, choice=self._menu.first), report)
         return "ready"
 
     def _change(self) -> str:
-        chosen = replace(self._offer.first, pair=self.pair.name)
+        chosen = replace(self._menu.first, pair=self.pair.name)
         if self._service.answering.kind == "failed":  # then questions wait for this pair
-            self._offer.first = chosen
+            self._menu.first = chosen
         list(self._service.states(chosen))
         return "here"
 
@@ -138,5 +138,5 @@ class Arrival:
         rest = [gr.skip()] * 3
         if self.state == "here":
             status = html.escape(self._service.state.line)
-            rest = [gr.Timer(active=False), status, gr.update(choices=self._offer.pairs(True))]
+            rest = [gr.Timer(active=False), status, gr.update(choices=self._menu.pairs(True))]
         return [self.line, button, *rest]
