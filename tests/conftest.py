@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,16 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """`python -m specdemo` with `arguments`, to its end."""
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run this Python with `arguments` and more of an `environment`, to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "specdemo", *arguments],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=180,
     )
+
+
+specdemo = partial(python, "-m", "specdemo")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
-from conftest import ROOT
+from conftest import ROOT, python
 
 WITHOUT = """
 import ctypes, os, pathlib, signal, sys
@@ -61,9 +59,7 @@ print("answered")
 
 
 def test_setup_conversion_and_an_answer_need_no_call_of_posix(tiny_home, tmp_path):
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    own = {"SPECDEMO_HOME": str(tmp_path / "home"), "PYTHONPATH": paths}
-    command = [sys.executable, "-c", WITHOUT + ANSWER, str(tiny_home / "embedded")]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    own = {"SPECDEMO_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/tests"}
+    done = python("-c", WITHOUT + ANSWER, str(tiny_home / "embedded"), **own)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "answered\n"

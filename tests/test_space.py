@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,15 +39,14 @@ CARD = rehearsal.card_of((ROOT / "README.md").read_text(encoding="utf-8"))
 DOLLY = registry.find_pair("dolly-3b-int4")
 
 
-# The Hub's documentation: docs/hub/spaces-config-reference, as of 2026.
 COLOURS = "red|yellow|green|blue|indigo|purple|pink|gray"
-FIELDS = {
+FIELDS = {  # docs/hub/spaces-config-reference, as of 2026: values of a field, or of its list
     "title": ".{1,60}",
     "emoji": r"[^\w\s]+",
     "colorFrom": COLOURS,
     "colorTo": COLOURS,
     "sdk": "gradio",
-    "sdk_version": r"\d+\.\d+\.\d+",
+    "sdk_version": re.escape(version("gradio")),  # the one that is tested
     "python_version": r"3\.\d+(\.\d+)?",
     "app_file": r"[\w./-]+\.py",
     "pinned": "True|False",
@@ -59,10 +59,6 @@ FIELDS = {
     "preload_from_hub": r"[\w.-]+/[\w.-]+( [\w./-]+(,[\w./-]+)*( [0-9a-f]{40})?)?",
     "tags": "[a-z0-9-]+",
 }
-"""The fields of a Space's card, each with the values that it or the items of its list may have."""
-
-
-# What is uploaded
 
 
 def test_the_card_has_only_the_hubs_fields_with_the_hubs_values():
@@ -73,44 +69,34 @@ def test_the_card_has_only_the_hubs_fields_with_the_hubs_values():
     assert (ROOT / CARD["app_file"]).is_file()
 
 
-def test_the_cards_gradio_is_the_one_that_is_tested():
-    assert CARD["sdk_version"] == version("gradio")
-
-
 def closure(wanted: list[str], locked: dict[str, str]) -> dict[str, list[Requirement]]:
-    """All that `wanted` needs, with the requirements of each, by the metadata of what is installed
-    here in the locked version; what is not needs nothing more."""
-    found: dict[str, list[Requirement]] = {}
-    queue, seen = [Requirement(one) for one in wanted], set()
+    """All that `wanted` needs, with the requirements of each, by the metadata of the packages that
+    are installed here in the locked version."""
+    needed: dict[str, list[Requirement]] = {}
+    queue, seen = [Requirement(line) for line in wanted], set()
     while queue:
-        one = queue.pop()
-        found.setdefault(canonicalize_name(one.name), []).append(one)
-        for extra in ("", *one.extras):
-            if (one.name, extra) in seen:
-                continue
-            seen.add((one.name, extra))
-            try:
-                same = version(one.name) == locked.get(canonicalize_name(one.name))
-                needed = [Requirement(line) for line in requires(one.name) or [] if same]
-            except PackageNotFoundError:
-                needed = []
-            queue += [it for it in needed if not it.marker or it.marker.evaluate({"extra": extra})]
-    return found
+        wish = queue.pop()
+        name = canonicalize_name(wish.name)
+        needed.setdefault(name, []).append(wish)
+        for extra in {"", *wish.extras} - {extra for other, extra in seen if other == name}:
+            seen.add((name, extra))
+            with suppress(PackageNotFoundError):
+                lines = requires(name) if version(name) == locked.get(name) else []
+                for more in map(Requirement, lines or []):
+                    if not more.marker or more.marker.evaluate({"extra": extra}):
+                        queue.append(more)
+    return needed
 
 
-def test_the_lock_has_a_version_of_all_that_the_builder_installs():
+def test_the_lock_has_a_version_of_all_that_the_builder_installs_and_no_hash():
     lines = [line for line in rehearsal.LOCK.read_text().splitlines() if line[0] != "#"]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", line) for line in lines), "hashes stop pip"
     locked = dict(line.split("==") for line in lines)
     asked = re.findall(r"^[\w-]+\S*==\S+$", (ROOT / "requirements.txt").read_text(), re.M)
     needed = closure([*asked, *rehearsal.builder_adds(CARD)], locked)
     assert {"gradio", "mcp", "authlib", "spaces", "websockets"} <= set(needed) <= set(locked)
     for name, requirements in needed.items():
-        assert all(one.specifier.contains(locked[name]) for one in requirements), name
-
-
-def test_the_lock_has_no_hash_which_would_stop_the_builders_pip():
-    lines = rehearsal.LOCK.read_text().splitlines()
-    assert all(re.fullmatch(r"#.*|[a-z0-9-]+==[\w.]+", line) for line in lines)
+        assert all(wish.specifier.contains(locked[name]) for wish in requirements), name
 
 
 def test_the_guide_and_the_workflow_upload_what_make_space_makes():
@@ -145,19 +131,12 @@ def preloaded(server, monkeypatch, tmp_path):
 
 
 def test_a_preloaded_pair_answers_first_though_its_draft_must_still_be_converted(preloaded):
+    assert str(preloaded) not in hub.constants.HF_HUB_CACHE
     menu = ModelMenu(ModelChoice(AUTO), shared=True)
     assert (menu.first.pair, menu.later) == ("dolly-3b-int4", None)
-
-
-def test_a_preload_that_was_cut_does_not_count_as_here(preloaded):
-    next(preloaded.rglob("openvino_model.bin")).unlink()
+    next(preloaded.rglob("openvino_model.bin")).unlink()  # the preload was interrupted
     menu = ModelMenu(ModelChoice(AUTO), shared=True)
     assert (menu.first.pair, menu.later) == ("embedded", DOLLY)
-
-
-def test_a_preloaded_pair_is_found_wherever_hf_home_points_to(preloaded, monkeypatch):
-    assert str(preloaded) not in hub.constants.HF_HUB_CACHE
-    assert hub.cached(DOLLY.target.repo).folder.is_relative_to(preloaded)
 
 
 def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch, tmp_path):
@@ -214,28 +193,20 @@ def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     go.set()
 
 
-def test_work_that_is_watched_shows_how_far_it_is():
-    seen = []
-    meter = Meter(lambda progress: seen.append(progress.done), "Compiling", 100)
-    with watched(meter, lambda: 250, every=0.01):
-        until(lambda: len(seen) > 2)
-    assert seen[0] == 0 and set(seen[1:]) == {100}
-
-
-def test_work_that_is_done_is_not_reported_any_more():
+def test_work_that_is_watched_shows_how_far_it_is_until_it_ends():
     begun, go, reports = threading.Event(), threading.Event(), []
 
     def report(progress):
-        reports.append(progress)
-        if len(reports) > 1:
+        reports.append(progress.done)
+        if len(reports) > 2:
             begun.set()
             go.wait()
             reports.append("its end")
 
-    with watched(Meter(report, "Compiling", 100), lambda: 50, every=0.01):
+    with watched(Meter(report, "Compiling", 100), lambda: 250, every=0.01):
         begun.wait()
         threading.Timer(0.1, go.set).start()
-    assert reports[-1] == "its end"
+    assert reports == [0, 100, 100, "its end"]
 
 
 # The whole way

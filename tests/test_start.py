@@ -9,21 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, python
 
 from specdemo.convert import exporting
 from specdemo.host import hardware
-
-
-def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def free_port() -> int:
@@ -56,7 +45,7 @@ sys.argv = [place, *arguments]
 def test_an_interrupt_of_an_import_is_one_word_even_where_it_is_swallowed(program, module):
     command = ["page"] if program == "specdemo" else []
     command += ["--pair", "embedded", "--port", str(free_port())]
-    done = python(INTERRUPTED_IMPORT, module, program, *command)
+    done = python("-c", INTERRUPTED_IMPORT, module, program, *command)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == f"{program}: interrupted\n"
 
@@ -105,7 +94,7 @@ def test_an_output_that_cannot_be_written_is_a_failure(arguments):
 
 def test_a_process_that_ignores_interrupts_still_does():
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED_IMPORT
-    done = python(code, "click", "specdemo", "--version")
+    done = python("-c", code, "click", "specdemo", "--version")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -126,23 +115,27 @@ def test_no_library_sends_statistics_or_leaves_a_file_in_the_home_folder(tmp_pat
         "assert tm.__name__.endswith('stub'), tm\n"
         "print(os.environ['RAY_USAGE_STATS_ENABLED'], os.environ['GRADIO_ANALYTICS_ENABLED'])"
     )
-    done = python(code, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = python("-c", code, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (0, "0 False\n"), done.stderr
     assert not (tmp_path / "intel").exists()
 
 
 def test_statistics_are_switched_on_by_a_variable_only():
     code = "import os, sys, specdemo; print('openvino_telemetry' in sys.modules)"
-    assert python(code).stdout == "True\n"
-    assert python(code, SPECDEMO_TELEMETRY="1").stdout == "False\n"
+    assert python("-c", code).stdout == "True\n"
+    assert python("-c", code, SPECDEMO_TELEMETRY="1").stdout == "False\n"
 
 
-def test_an_exporter_in_a_process_of_its_own_sends_none_either(tmp_path, monkeypatch):
-    (tmp_path / "probe.py").write_text("import sys, openvino_telemetry")
+def test_an_exporter_in_a_process_of_its_own_gets_its_arguments_and_sends_none(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "openvino_telemetry" in exporting.run_module("probe", [], tmp_path)
-    (tmp_path / "probe.py").write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
-    assert exporting.run_module("probe", ["a", "b c"], tmp_path) == "a b c"
+    for code, error in (
+        ("import sys, openvino_telemetry", "openvino_telemetry"),
+        ("import sys; sys.exit(' '.join(sys.argv[1:]))", "a b c"),
+    ):
+        (tmp_path / "probe.py").write_text(code)
+        assert error in exporting.run_module("probe", ["a", "b c"], tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
@@ -153,7 +146,7 @@ def test_a_limit_of_the_shell_is_the_cause_that_is_named(embedded_pair, megabyte
         f"resource.setrlimit(resource.RLIMIT_AS, ({megabytes * 10**6},) * 2)\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    done = python(code, "run", "hello", "--pair", "embedded", "--max-new-tokens", "2")
+    done = python("-c", code, "run", "hello", "--pair", "embedded", "--max-new-tokens", "2")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "memory" in last.lower() and "ulimit -v" in last
