@@ -45,35 +45,30 @@ def is_valid(answer: str, schema: dict) -> bool:
 
 def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embedded_pair):
     tokenizer, rng, ended = embedded_pair.tokenizer, np.random.default_rng(0), 0
-    closing = np.zeros(tokenizer.vocabulary_size, bool)
-    closing[[tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")]] = True
+    closing = {tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")}
     for schema in SCHEMAS:
-        place, answer = grammars.compiled(json.dumps(schema))(), []
+        constraint, answer = grammars.compiled(json.dumps(schema))(), []
         while len(answer) < 200 and not embedded_pair.stop_ids & set(answer):
-            mask = place.mask()
-            wanted = mask & closing
-            if any(mask[list(embedded_pair.stop_ids)]):
-                wanted = np.isin(np.arange(len(mask)), list(embedded_pair.stop_ids)) & mask
-            answer.append(int(rng.choice(np.flatnonzero(wanted if wanted.any() else mask))))
-            place.advance(answer[-1])
+            allowed = np.flatnonzero(constraint.mask())
+            wanted = embedded_pair.stop_ids & {*allowed} or closing & {*allowed} or allowed
+            answer.append(int(rng.choice(sorted(wanted))))
+            constraint.advance(answer[-1])
         if embedded_pair.stop_ids & set(answer):
             ended += 1
             assert is_valid(tokenizer.decode(answer), schema), (schema, tokenizer.decode(answer))
     assert ended > 0.9 * len(SCHEMAS)
 
 
-def test_a_known_schema_waits_for_none_and_a_short_one_for_one_longer(grammars, monkeypatch):
+def test_a_known_schema_waits_for_none_and_short_ones_come_first(grammars, monkeypatch):
     monkeypatch.setattr(grammars._turns, "_rest", 0.0)
     known, order = grammars.compiled('{"type": "null"}'), []
 
-    def compiled(properties: int) -> None:
-        names = {f"p{number}": {} for number in range(properties)}
-        grammars.compiled(json.dumps({"properties": names}))
-        order.append(properties)
+    def compiled(count: int) -> None:
+        grammars.compiled(json.dumps({"properties": {f"p{number}": {} for number in range(count)}}))
+        order.append(count)
 
     with ThreadPoolExecutor(3) as pool, grammars._turns.turn(0):
-        for properties in (30, 20, 10):
-            pool.submit(compiled, properties)
+        pool.map(compiled, (30, 20, 10))
         until(lambda: len(grammars._turns.waiting) == 3)
         assert grammars.compiled('{"type": "null"}') is known
     assert order == [10, 20, 30]
@@ -83,28 +78,28 @@ def test_a_known_schema_waits_for_none_and_a_short_one_for_one_longer(grammars, 
 @given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 10**6))
 def test_a_mask_depends_on_the_tokens_only(grammars, schema, seed):
     start, rng = grammars.compiled(json.dumps(schema)), np.random.default_rng(seed)
-    place, tokens = start(), []
+    constraint, tokens = start(), []
     for _ in range(8):
-        mask = place.mask()
+        mask = constraint.mask()
         if mask is None:
             break
         for token in rng.choice(np.flatnonzero(mask), 3):  # tried, and taken back
-            place.advance(int(token))
-            place.mask()
-            place.rollback(1)
+            constraint.advance(int(token))
+            constraint.mask()
+            constraint.rollback(1)
         fresh = start()
         for token in tokens:
             fresh.advance(token)
-        assert (fresh.mask() == mask).all() and (place.mask() == mask).all()
+        assert (fresh.mask() == mask).all() and (constraint.mask() == mask).all()
         tokens.append(int(rng.choice(np.flatnonzero(mask))))
-        place.advance(tokens[-1])
+        constraint.advance(tokens[-1])
 
 
 def test_forced_text_has_one_tokenization_the_tokenizers_own(grammars, embedded_pair):
-    place, forced = grammars.compiled(json.dumps(PERSON))(), []
-    while np.count_nonzero(place.mask()) == 1:
-        forced.append(int(place.mask().argmax()))
-        place.advance(forced[-1])
+    constraint, forced = grammars.compiled(json.dumps(PERSON))(), []
+    while np.count_nonzero(constraint.mask()) == 1:
+        forced.append(int(constraint.mask().argmax()))
+        constraint.advance(forced[-1])
     whole = embedded_pair.tokenizer.encode('{"name": "Ann"')
     assert forced == whole[: len(forced)] and len(forced) > 2
 
@@ -156,16 +151,16 @@ def test_a_model_that_only_writes_digits_comes_to_an_end(grammars, embedded_pair
     tokenizer, stop = embedded_pair.tokenizer, min(embedded_pair.stop_ids)
     digit = {tokenizer.token_id(character) for character in "0123456789"}
     schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-    place = grammars.compiled(json.dumps({**schema, "additionalProperties": False}))()
+    constraint = grammars.compiled(json.dumps({**schema, "additionalProperties": False}))()
     ids = tokenizer.encode('{"x": ' + begins)
     for id in ids:
-        assert place.mask()[id]
-        place.advance(id)
+        assert constraint.mask()[id]
+        constraint.advance(id)
     while stop not in ids:
-        allowed = set(np.flatnonzero(place.mask()).tolist())
+        allowed = set(np.flatnonzero(constraint.mask()).tolist())
         closing = [id for id in allowed if tokenizer.decode([id])[:1] in '}]",SZ']
         ids.append(min(digit & allowed or closing or allowed))
-        place.advance(ids[-1])
+        constraint.advance(ids[-1])
         assert len(ids) < 80, tokenizer.decode(ids)
     value = json.loads(tokenizer.decode(ids))["x"]
     for number in value if isinstance(value, list) else [value]:
@@ -176,10 +171,10 @@ def test_a_model_that_only_writes_digits_comes_to_an_end(grammars, embedded_pair
 
 def test_a_text_may_hold_any_number_of_digits(grammars, embedded_pair):
     for schema in ({"type": "string"}, {"type": "string", "pattern": "^[0-9]{40}$"}):
-        place = grammars.compiled(json.dumps(schema))()
+        constraint = grammars.compiled(json.dumps(schema))()
         for id in embedded_pair.tokenizer.encode('"' + "1234567890" * 4 + '"'):
-            assert place.mask()[id]
-            place.advance(id)
+            assert constraint.mask()[id]
+            constraint.advance(id)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -109,30 +110,26 @@ def reference(tokenizer, tmp_path_factory):
 
 def as_data(message: Message) -> dict:
     """A message as transformers' users write it."""
-    written = {"role": message.role, "content": message.content}
-    if message.calls:
-        written["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in message.calls
-        ]
-    if message.role == "tool":
-        written |= {"tool_call_id": message.call_id}
-        written |= {"name": message.name} if message.name else {}
-    return written
+    data = {"role": message.role, "content": message.content}
+    calls = [
+        {
+            "type": "function",
+            "id": call.id,
+            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+        }
+        for call in message.calls
+    ]
+    more = {"tool_calls": calls, "tool_call_id": message.call_id, "name": message.name}
+    return data | {name: value for name, value in more.items() if value}
 
 
 def test_prompts_are_those_of_transformers(tokenizer, reference):
-    same = refused = 0
+    same = 0
     for family, jinja in FAMILIES.items():
         for name, messages in CONVERSATIONS.items():
-            tools = [TOOL] if "tool" in name else []
-            continued = "continued" in name
-            options = {"continue_final_message": continued}
-            try:
+            tools, continued = [TOOL] if "tool" in name else [], "continued" in name
+            wanted = None
+            with suppress(Exception):
                 wanted = reference.apply_chat_template(
                     [as_data(message) for message in messages],
                     tools or None,
@@ -140,23 +137,19 @@ def test_prompts_are_those_of_transformers(tokenizer, reference):
                     add_generation_prompt=not continued,
                     return_dict=False,
                     enable_thinking=False,
-                    **options,
+                    continue_final_message=continued,
                 )
-            except Exception:
-                wanted = None
+            template = Template(family, jinja, tokens=TOKENS)
             try:
-                ids = Template(family, jinja, tokens=TOKENS).render_chat(
-                    messages, tokenizer, tools, **options
+                ids = template.render_chat(
+                    messages, tokenizer, tools, continue_final_message=continued
                 )
             except BadInput as error:
                 left_out = "leaves out" in str(error)  # there transformers says nothing
                 assert left_out or wanted is None, (family, name, str(error))
-                refused += 1
             else:
-                assert wanted is not None, (family, name)
-                assert ids == wanted, (family, name, reference.decode(wanted))
+                assert ids == wanted, (family, name, wanted and reference.decode(wanted))
                 same += 1
-    print(f"{same} of {same} token lists are those of transformers; {refused} refused")
     assert same > 120
 
 
@@ -230,12 +223,7 @@ def test_a_continued_message_is_the_end_of_the_prompt(embedded_pair, text):
     [
         (CHATML.jinja, user("Write."), True, "ends with the assistant's text"),
         ("{{ messages[0].content }}", user("Write.", "Once"), True, "changes the last message"),
-        (
-            "{{ messages[0].content }}{{ messages[1].content | upper }}",
-            user("W", "o"),
-            True,
-            "chan",
-        ),
+        ("{{ messages | map(attribute='content') | join | upper }}", user("W", "o"), True, "chan"),
         ("{{ raise_exception('no system') }}", CONVERSATIONS["system"], False, "no system"),
         ("{{ messages[-1].content }}", CONVERSATIONS["system"], False, "leaves out the system mes"),
     ],
@@ -255,10 +243,12 @@ def test_a_model_without_turns_gets_one_instruction(tokenizer):
 
 
 def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
-    template = Template("qwen3", FAMILIES["qwen3"])
-    messages = user("Hi")
+    template, nested = Template("qwen3", FAMILIES["qwen3"]), []
+    for _ in range(5000):
+        nested = [nested]
 
-    def rendered(**variables) -> str:
+    def rendered(*more: Message, **variables) -> str:
+        messages = [*user("Hi"), *more]
         ids = template.render_chat(messages, tokenizer, chat_template_kwargs=variables)
         return spelled(tokenizer, ids)
 
@@ -267,15 +257,10 @@ def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
     assert rendered(messages=[], tools=[1], add_generation_prompt=False) == rendered()
     with pytest.raises(BadInput, match="not JSON data: it holds a object"):
         rendered(odd=object())
-    nested = []
-    for _ in range(5000):
-        nested = [nested]
     with pytest.raises(BadInput, match="not JSON data"):
         rendered(odd=nested)
     with pytest.raises(BadInput, match="not JSON data"):
-        template.render_chat(
-            [*messages, Message("assistant", "", (FunctionCall("f", "{"),))], tokenizer
-        )
+        rendered(Message("assistant", "", (FunctionCall("f", "{"),)))
 
 
 TURNS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [model]"

@@ -19,6 +19,7 @@ import pytest
 import tokenizers
 from fakes import served
 from pydantic import BaseModel
+from test_text_grammar import PERSON
 from tokenizers import AddedToken
 
 from specdemo.text.grammar import Grammars
@@ -36,43 +37,27 @@ from specdemo.text.tools import (
 )
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "likes": {"enum": ["tea", "coffee"]}},
-    "required": ["name", "likes"],
-    "additionalProperties": False,
-}
 FUNCTIONS = json.dumps([{"name": "greet", "parameters": PERSON}, {"name": "stop"}])
 GREET = '{"name": "A", "likes": "tea"}'
-CALLS = {  # how each family writes two calls
+OBJECT = f'{{"name": "greet", "arguments": {GREET}}}'
+LLAMA_CALL = f'{{"name": "greet", "parameters": {GREET}}}'
+STOP = '{"name": "stop", "arguments": {}}'
+CALLS = {  # how each family writes one call and two calls
     "hermes": (
         HERMES,
-        f'<tool_call>\n{{"name": "greet", "arguments": {GREET}}}\n</tool_call>',
-        '\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        f"<tool_call>\n{OBJECT}\n</tool_call>",
+        f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
     ),
-    "llama": (LLAMA, f'{{"name": "greet", "parameters": {GREET}}}', None),
-    "llama with its tag": (
-        LLAMA,
-        f'<|python_tag|>{{"name": "greet", "parameters": {GREET}}}',
-        None,
-    ),
-    "mistral": (
-        MISTRAL,
-        f'[TOOL_CALLS][{{"name": "greet", "arguments": {GREET}}}]',
-        f'[TOOL_CALLS][{{"name": "greet", "arguments": {GREET}}}, '
-        '{"name": "stop", "arguments": {}}]',
-    ),
-    "mistral with a space": (
-        MISTRAL,
-        f'[TOOL_CALLS] [{{"name": "greet", "arguments": {GREET}}}]',
-        None,
-    ),
+    "llama": (LLAMA, LLAMA_CALL, None),
+    "llama with its tag": (LLAMA, f"<|python_tag|>{LLAMA_CALL}", None),
+    "mistral": (MISTRAL, f"[TOOL_CALLS][{OBJECT}]", f"[TOOL_CALLS][{OBJECT}, {STOP}]"),
+    "mistral with a space": (MISTRAL, f"[TOOL_CALLS] [{OBJECT}]", None),
     "mistral with arguments": (
         MISTRAL_ARGS,
         f"[TOOL_CALLS]greet[ARGS]{GREET}",
-        "[TOOL_CALLS]stop[ARGS]{}",
+        f"[TOOL_CALLS]greet[ARGS]{GREET}[TOOL_CALLS]stop[ARGS]{{}}",
     ),
-    "granite": (GRANITE, f'<|tool_call|>[{{"name": "greet", "arguments": {GREET}}}]', None),
+    "granite": (GRANITE, f"<|tool_call|>[{OBJECT}]", None),
 }
 
 
@@ -136,11 +121,10 @@ def test_a_marker_that_is_a_token_is_that_token(marked):
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("family", CALLS)
 def test_each_form_is_allowed_and_read(marked, plain, family, has_tokens):
-    form, call, second = CALLS[family]
+    form, call, both = CALLS[family]
     model = marked if has_tokens else plain
     if not has_tokens and (form is GRANITE or " with " in family):
         return  # these come with tokens only
-    both = second if second and form is MISTRAL else second and call + second
     for required in (True, False):
         tools = Tools(FUNCTIONS, required, form=form)
         single = Tools(FUNCTIONS, required, several=False, form=form)
