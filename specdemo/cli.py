@@ -32,7 +32,8 @@ COMMANDS = {
     "machine": "Show what was measured of models on this machine.",
     "tune": "Race a pair's drafts here, and keep the fastest.",
 }
-"""The help of each command. A command NAME is the function of that name in commands/NAME.py."""
+"""The help of each command. A command NAME is a function of commands/NAME.py, or of FILES[NAME]."""
+FILES = {"fetch": "pairs", "machine": "pairs"}
 
 
 class _LazyGroup(click.Group):
@@ -40,7 +41,7 @@ class _LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         attribute = name.replace("-", "_")
-        module = importlib.import_module(f"specdemo.commands.{attribute}")
+        module = importlib.import_module(f"specdemo.commands.{FILES.get(name, attribute)}")
         command: click.Command = getattr(module, attribute)
         command.help = command.help or COMMANDS[name]
         return command

@@ -1,8 +1,12 @@
-"""`specdemo pairs`: the pairs, what fits this machine, and what is here."""
+"""`specdemo pairs`, `fetch` and `machine`: what there is on this machine, and what was measured."""
+
+import dataclasses
+from typing import Any
 
 import click
 
-from specdemo.commands.shared import json_option, write_report
+from specdemo.commands.shared import json_option, load_pair, write_report
+from specdemo.errors import DamagedModel, naming
 
 
 @click.command()
@@ -27,3 +31,45 @@ def pairs(json_file: str | None) -> None:
         for pair in PAIRS
     ]
     write_report(rows, json_file, {"The pairs on this machine": rows})
+
+
+@click.command()
+@click.argument("pair", help="A name that `specdemo pairs` lists.")
+def fetch(pair: str) -> None:
+    from specdemo.pairs.registry import ModelChoice, find_pair
+
+    with naming(lambda field: "PAIR"):
+        choice = ModelChoice(find_pair(pair).name)
+    loaded = load_pair(choice)
+    try:
+        loaded.check.require()
+    except DamagedModel as error:
+        click.echo(str(error), err=True)
+        loaded = load_pair(choice)
+    info = loaded.info
+    click.echo(f"{info.name} is ready: {info.target}, draft by {info.draft or 'n-gram lookup'}")
+
+
+@click.command()
+@click.option("--forget", is_flag=True, help="Drop all of it: the next start measures anew.")
+@json_option
+def machine(forget: bool, json_file: str | None) -> None:
+    from specdemo.host import hardware, measured
+
+    if forget:
+        return click.echo(f"files dropped: {measured.forget()}")
+    figures: list[dict[str, Any]] = []
+    tables: dict[str, list[dict[str, str]]] = {hardware.describe(): []}
+    for about, profile in measured.profiles():
+        figures.append({"about": about, "profile": dataclasses.asdict(profile)})
+        model = f"{about['target']}, {about['devices']}, {about['threads']} threads"
+        for numerics, target in profile.targets.items():
+            how = ", ".join("=".join(pair) for pair in target.properties)
+            title = (
+                f"{model}, {numerics} ({how}): {target.invariance or 'not compared'}\n"
+                f"ms a forward by tokens ({1e3 * target.change:.1f} more for a change of their "
+                f"number), measured {target.measured or 'in passing'}"
+            )
+            costs = sorted(target.costs.items())
+            tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]
+    write_report(figures, json_file, tables)

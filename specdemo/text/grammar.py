@@ -16,7 +16,7 @@ from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.turns import ShortestFirst
 from specdemo.text.tokenizer import Tokenizer
-from specdemo.text.tools import Tools
+from specdemo.text.tools import CallForm, Tools
 
 MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of the properties
 MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are made
@@ -117,27 +117,26 @@ class Grammars:
         """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text
         with "". Raises BadInput."""
         _require_size(tools.functions, "tools")
-        form, marker = tools.form, tools.form.list_marker
-        several = tools.several and form.separator is not None
-        bare = form.first and schema and not tools.required
+        form, head, tail = tools.form, *map(self._literal, (tools.form.head, tools.form.tail))
+        also_json = form.first and schema and not tools.required
+        if also_json:  # a call may begin like the JSON, so both are made of the same parts
+            head = tail = ""
         functions = []
         for function in json.loads(tools.functions):
             name, parameters = function["name"], function.get("parameters") or {"type": "object"}
-            if bare:  # what may also be JSON of `schema` is made of the same parts
-                whole = {"name": {"const": name}, "parameters": parameters}
-                parameters = _object(whole, parameters)
-            arguments = _json(json.dumps(parameters), f"tools: {name}")
-            opening = "" if bare else self._literal(name + form.middle)
-            functions.append(f"{opening} {arguments}")
-        head, tail = ("", "") if bare else map(self._literal, (form.head, form.tail))
-        call = f"({' | '.join(functions)}) {tail}"
-        begin = f'{self._literal(marker)} " "? "["' if marker else ""
-        if form.first and (tag := self._added.get("<|python_tag|>")):
-            begin = f"(<[{tag}]>)?"
+            opening = "" if also_json else self._literal(name + form.middle)
+            if also_json:
+                parameters = _call_schema(name, parameters)
+            functions.append(f"{opening} {_json(json.dumps(parameters), f'tools: {name}')}")
+        several = tools.several and form.separator is not None
         more = f"({self._literal(f'{form.separator}{form.head}')} call)*" if several else ""
-        end = '"]"' if marker else ""
+        begin, end = "", ""
+        if form.list_marker:
+            begin, end = f'{self._literal(form.list_marker)} " "? "["', '"]"'
+        elif form.first and "<|python_tag|>" in self._added:
+            begin = f"(<[{self._added['<|python_tag|>']}]>)?"
         calls = f"{begin} {head} call {more} {end}".strip()
-        rules = [f"call: {call}", f"calls: {calls}", r"TEXT: /(.|\n)+/"]
+        rules = [f"call: ({' | '.join(functions)}) {tail}", f"calls: {calls}", r"TEXT: /(.|\n)+/"]
         if tools.required:
             start = "calls"
         elif schema:
@@ -147,17 +146,20 @@ class Grammars:
             rules.append(r'OTHER: TEXT & ~/\s*\{\s*"name"\s*:(.|\n)*/')
         elif calls.startswith("<["):
             start = "text (calls text)*" if several else "text calls?"
-            free = {  # tokens such as <think>, which are no part of TEXT
-                id
-                for text, id in self._added.items()
-                if id not in self._special and text not in form.text
-            }
-            tokens = f"(<[{','.join(map(str, sorted(free)))}]> TEXT?)*" if free else ""
-            rules.append(f"text: TEXT? {tokens}")
+            rules.append(f"text: TEXT? {self._tokens_beside(form)}")
         else:
             start = "(lead rest)* TEXT?" if several else "lead rest | TEXT?"
             rules += [f"rest: call {more} {end}", f"lead[lazy]: TEXT? {json.dumps(form.leads[0])}"]
         return "\n".join([f"start: {start}", *rules])
+
+    def _tokens_beside(self, form: CallForm) -> str:
+        """Added tokens such as <think>, which are neither TEXT nor a part of a call."""
+        ids = {
+            id
+            for text, id in self._added.items()
+            if id not in self._special and text not in form.text
+        }
+        return f"(<[{','.join(map(str, sorted(ids)))}]> TEXT?)*" if ids else ""
 
     def _literal(self, text: str) -> str:
         """The grammar of a text. Markers are added tokens if the model has them: it was not
@@ -252,14 +254,14 @@ def _require(matcher: Any, param: str) -> None:
     raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
 
 
-def _object(properties: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    names = "$defs", "definitions"
+def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call as an object, with the definitions of its parameters at the top."""
     return {
         "type": "object",
-        "properties": properties,
-        "required": [*properties],
+        "properties": {"name": {"const": name}, "parameters": parameters},
+        "required": ["name", "parameters"],
         "additionalProperties": False,
-    } | {name: schema[name] for name in names if name in schema}
+    } | {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
 
 
 def _json(schema: str, place: str) -> str:
