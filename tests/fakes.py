@@ -245,9 +245,9 @@ def served(
 def page_application(service, menu=None, download=None, *, key: str | None = None):
     """The application of a page for a service, shared by strangers unless `menu` says otherwise;
     and its guard."""
-    from specdemo.ui import layout, web_app
-    from specdemo.ui.model_menu import ModelMenu
-    from specdemo.ui.routes import PageGuard
+    from specdemo.server.page import layout, web_app
+    from specdemo.server.page.model_menu import ModelMenu
+    from specdemo.server.page.routes import PageGuard
 
     menu = menu or ModelMenu(service.state.pair, shared=True)
     page = layout.build(service, menu, 30, download)
@@ -258,8 +258,8 @@ def page_application(service, menu=None, download=None, *, key: str | None = Non
 @contextlib.contextmanager
 def page_server(service, menu=None, download=None, *, application=None):
     """The URL of a running page for a service; `application` replaces its `page_application`."""
+    from specdemo.server.page.web_app import finish
     from specdemo.server.request_guard import Server
-    from specdemo.ui.web_app import finish
 
     app, guard = application or page_application(service, menu, download)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}

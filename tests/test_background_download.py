@@ -22,10 +22,10 @@ from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
-from specdemo.ui import background_download, layout, web_app
-from specdemo.ui.background_download import BackgroundDownload
-from specdemo.ui.model_menu import AUTO, ModelMenu
-from specdemo.ui.service import Service, Visitor
+from specdemo.server.page import background_download, layout, web_app
+from specdemo.server.page.background_download import BackgroundDownload
+from specdemo.server.page.model_menu import AUTO, ModelMenu
+from specdemo.server.page.service import Service, Visitor
 
 PAIR = registry.find_pair("dolly-3b-int4")
 TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]

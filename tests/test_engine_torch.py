@@ -232,7 +232,7 @@ def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     program = (
         "import sys, app, specdemo.commands.bench, specdemo.server.openai_api;"
-        "import specdemo.ui.layout;"
+        "import specdemo.server.page.layout;"
         "from specdemo.cli import main;"
         f"assert main(['run', 'hello', '--model', {str(folder)!r}, '--max-new-tokens', '2']) == 0;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

@@ -29,9 +29,9 @@ from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
+from specdemo.server.page import model_menu, routes
+from specdemo.server.page.routes import PageGuard
 from specdemo.text.templates import Message, chat_template
-from specdemo.ui import model_menu, routes
-from specdemo.ui.routes import PageGuard
 
 EXAMPLES, SECONDS = 100, float(os.environ.get("FUZZ_SECONDS", 0))
 

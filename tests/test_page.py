@@ -28,9 +28,9 @@ from specdemo.host.server_process import started
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
 from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace, to_json
-from specdemo.ui import benchmark, events
-from specdemo.ui.layout import BOOK, DOES_NOT_PAY
-from specdemo.ui.service import Service, VisitorLimits
+from specdemo.server.page import benchmark, events
+from specdemo.server.page.layout import BOOK, DOES_NOT_PAY
+from specdemo.server.page.service import Service, VisitorLimits
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -261,7 +261,7 @@ def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(rea
 def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_answered(
     tab, session, monkeypatch
 ):
-    monkeypatch.setattr("specdemo.ui.service.UPDATE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(session.draft, "right", (0, 1))
     tab.page.evaluate(WATCH)
     session.pause(2)
@@ -555,7 +555,9 @@ def test_the_headline_says_what_the_chart_shows(
 ):
     """`seconds` of decoding, speculative and autoregressive, of the repeats; `shown` of the race on
     show. An answer that loops is not green."""
-    monkeypatch.setattr("specdemo.ui.wording.repeats_itself", lambda tokens: tone == "neutral")
+    monkeypatch.setattr(
+        "specdemo.server.page.wording.repeats_itself", lambda tokens: tone == "neutral"
+    )
     watched = race_trace(*["question "] * 9)
     races = [watched, *(at_pace(watched, *both) for both in seconds)]
     open_run(tab.page, to_json(on_show(races)))

@@ -22,10 +22,10 @@ from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace, summarize
-from specdemo.ui import events, layout, model_menu, wording
-from specdemo.ui.assets import RECORDED, Assets
-from specdemo.ui.model_menu import ModelMenu
-from specdemo.ui.service import Service, Visitor
+from specdemo.server.page import events, layout, model_menu, wording
+from specdemo.server.page.assets import RECORDED, Assets
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
 PREDICTED_RUNS = Path(__file__).parent / "data" / "predicted_runs.json"

@@ -14,7 +14,7 @@ from traces import at_pace, race_trace
 from specdemo.errors import BadInput
 from specdemo.runs.race import on_show
 from specdemo.runs.trace import ForwardCosts, from_json, to_json
-from specdemo.ui import events, wording
+from specdemo.server.page import events, wording
 
 TRACE = race_trace(*["one ", "two ", "three "] * 4)
 COSTS = ForwardCosts((0.01,) * 16, 0.001)

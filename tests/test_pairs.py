@@ -30,7 +30,7 @@ from specdemo.pairs.sources import Source
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.ui.model_menu import ModelMenu
+from specdemo.server.page.model_menu import ModelMenu
 from tools import agreement as tool
 from tools.agreement import agreement
 from tools.made_up import write_made_up

@@ -23,10 +23,10 @@ from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server import request_guard
+from specdemo.server.page import routes
+from specdemo.server.page.service import Service
 from specdemo.server.request_guard import RequestGuard, Server, bound_socket
 from specdemo.server.server_options import ServerOptions
-from specdemo.ui import routes
-from specdemo.ui.service import Service
 
 JSON = {"Content-Type": "application/json"}
 EMBEDDED = ModelChoice("embedded")

@@ -16,9 +16,9 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
-from specdemo.ui import events, wording
-from specdemo.ui.model_menu import ModelMenu
-from specdemo.ui.service import Service, Visitor
+from specdemo.server.page import events, wording
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.service import Service, Visitor
 
 TRACE = race_trace(*["question "] * 9)
 """Twice as fast: 8 tokens in 0.08 s instead of 0.16 s."""
@@ -163,7 +163,7 @@ def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(
 ):
     """The five tokens after the first take three rounds with a draft token each: 0.033 s instead of
     0.05 s."""
-    monkeypatch.setattr("specdemo.ui.service.UPDATE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
     *_, again, done = envelopes(toy, "again" if stopped else "")
     assert again["phase"] == "again" and "trace" not in again
     assert again["verdict"]["headline"] == "1.52 times faster, so far"

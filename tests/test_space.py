@@ -25,10 +25,10 @@ from specdemo.host import disk, hardware
 from specdemo.host.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
-from specdemo.ui import events, layout
-from specdemo.ui.events import Running
-from specdemo.ui.model_menu import AUTO, ModelMenu
-from specdemo.ui.service import Service, Visitor
+from specdemo.server.page import events, layout
+from specdemo.server.page.events import Running
+from specdemo.server.page.model_menu import AUTO, ModelMenu
+from specdemo.server.page.service import Service, Visitor
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -23,10 +23,10 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.server.metrics import Metrics
-from specdemo.ui import events, web_app
-from specdemo.ui.model_menu import ModelMenu
-from specdemo.ui.service import LIMITS, Gate, Service, Visitor, VisitorLimits, visitor_of
-from specdemo.ui.wording import error_sentence
+from specdemo.server.page import events, web_app
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.service import LIMITS, Gate, Service, Visitor, VisitorLimits, visitor_of
+from specdemo.server.page.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
 
@@ -74,7 +74,7 @@ def race(service: Service, question: str) -> dict:
 def clock(monkeypatch):
     """The time that limits go by; `clock.now` sets it."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("specdemo.ui.service.monotonic", lambda: clock.now)
+    monkeypatch.setattr("specdemo.server.page.service.monotonic", lambda: clock.now)
     return clock
 
 

@@ -1,5 +1,5 @@
 """Takes pictures of the recorded race: docs/images/page.png and race.gif for the README, and the
-card of links to the page, specdemo/ui/static/card.png.
+card of links to the page, specdemo/server/page/static/card.png.
 
 `python tools/page_pictures.py`, after tools/page_record.py. Needs Pillow.
 """
@@ -16,7 +16,7 @@ from specdemo.host.server_process import started
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-CARD = ROOT / "specdemo" / "ui" / "static" / "card.png"
+CARD = ROOT / "specdemo" / "server" / "page" / "static" / "card.png"
 SETTLED = "window.specdemo?.race?.trace && document.querySelector('.sd-plot').dataset.run"
 WIDTH = 800
 FRAME = 0.2

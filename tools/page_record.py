@@ -1,11 +1,11 @@
 """Records races, on a quiet machine.
 
 `python tools/page_record.py [--pair PAIR] [--model M --assistant-model A] [NAME=QUESTION ...]`
-records races that the page plays before a question as specdemo/ui/static/recorded/NAME.json: the
-median of several, as they were measured. M and A are files of the pair that are here already; the
+records races that the page plays before a question, in its static/recorded/NAME.json: the median of
+several, as they were measured. M and A are files of the pair that are here already; the
 records have the pair's names for them. A NAME that ends in json asks for JSON. `--benchmark`
 records what the benchmark tab shows before one is run, with the commit:
-specdemo/ui/static/benchmark.json.
+static/benchmark.json.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specdemo.runs.race import verdict
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, as_json, from_json, to_json
-from specdemo.ui import benchmark
-from specdemo.ui.assets import RECORDED
-from specdemo.ui.layout import BOOK
+from specdemo.server.page import benchmark
+from specdemo.server.page.assets import RECORDED
+from specdemo.server.page.layout import BOOK
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"

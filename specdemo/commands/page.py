@@ -17,10 +17,10 @@ from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.server import metrics
+from specdemo.server.page import model_menu
+from specdemo.server.page.routes import PageGuard
 from specdemo.server.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
 from specdemo.server.server_options import Port, ServerOptions, key_from_environment
-from specdemo.ui import model_menu
-from specdemo.ui.routes import PageGuard
 
 ON_SPACE = "SPACE_ID" in os.environ
 
@@ -62,7 +62,7 @@ def page(options: PageOptions) -> None:
 
     from huggingface_hub import constants
 
-    from specdemo.ui.service import Service, VisitorLimits
+    from specdemo.server.page.service import Service, VisitorLimits
 
     first = ModelChoice(
         **{field.name: getattr(options, field.name) for field in fields(ModelChoice)}
@@ -77,9 +77,9 @@ def page(options: PageOptions) -> None:
     service.start()
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
-    from specdemo.ui.background_download import BackgroundDownload
-    from specdemo.ui.layout import build
-    from specdemo.ui.web_app import finish, page_app, public_name
+    from specdemo.server.page.background_download import BackgroundDownload
+    from specdemo.server.page.layout import build
+    from specdemo.server.page.web_app import finish, page_app, public_name
 
     gc.enable()
     download = None

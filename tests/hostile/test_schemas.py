@@ -16,9 +16,9 @@ from fakes import page_application, running, served
 from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice, PairInfo
+from specdemo.server.page import routes
+from specdemo.server.page.service import Service, VisitorLimits
 from specdemo.server.request_guard import Server
-from specdemo.ui import routes
-from specdemo.ui.service import Service, VisitorLimits
 
 SECONDS = os.environ.get("HOSTILE_SECONDS", "30")
 EMBEDDED = ModelChoice("embedded")

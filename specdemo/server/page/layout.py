@@ -11,12 +11,12 @@ import gradio as gr
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.runs.settings import Settings
-from specdemo.ui import PRIVATE, benchmark, events, model_menu
-from specdemo.ui.assets import STATIC, Assets
-from specdemo.ui.background_download import BackgroundDownload
-from specdemo.ui.model_menu import ModelMenu
-from specdemo.ui.service import LIMITS, Service
-from specdemo.ui.wording import recorded_name
+from specdemo.server.page import PRIVATE, benchmark, events, model_menu
+from specdemo.server.page.assets import STATIC, Assets
+from specdemo.server.page.background_download import BackgroundDownload
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.service import LIMITS, Service
+from specdemo.server.page.wording import recorded_name
 
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."

@@ -21,10 +21,10 @@ from specdemo.runs.question import Question, trace_of, with_text
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
-from specdemo.ui import MAX_EVENTS
-from specdemo.ui.model_menu import ModelMenu, models_of, settings_of
-from specdemo.ui.service import LimitedSession, Service, Visitor, visitor_of
-from specdemo.ui.wording import (
+from specdemo.server.page import MAX_EVENTS
+from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
+from specdemo.server.page.service import LimitedSession, Service, Visitor, visitor_of
+from specdemo.server.page.wording import (
     curve,
     error_sentence,
     model_line,

@@ -17,11 +17,11 @@ from starlette.routing import Mount
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import ShortestFirst
 from specdemo.server.application import application
-from specdemo.ui import MAX_EVENTS, benchmark, events
-from specdemo.ui.assets import KINDS
-from specdemo.ui.layout import Page
-from specdemo.ui.routes import Ask, OpenRun, PageGuard
-from specdemo.ui.service import Service, visitor_of
+from specdemo.server.page import MAX_EVENTS, benchmark, events
+from specdemo.server.page.assets import KINDS
+from specdemo.server.page.layout import Page
+from specdemo.server.page.routes import Ask, OpenRun, PageGuard
+from specdemo.server.page.service import Service, visitor_of
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""

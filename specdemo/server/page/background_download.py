@@ -13,10 +13,10 @@ import gradio as gr
 
 from specdemo.errors import RequestFailed
 from specdemo.host.terminal import Progress
-from specdemo.ui import PRIVATE
-from specdemo.ui.model_menu import ModelMenu
-from specdemo.ui.service import Service
-from specdemo.ui.wording import error_sentence
+from specdemo.server.page import PRIVATE
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.service import Service
+from specdemo.server.page.wording import error_sentence
 
 RETRY_SECONDS = 300.0  # until a shared server, which has no button, tries a failed fetch again
 

@@ -20,8 +20,8 @@ from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
 from specdemo.server.host import Host, Report
 from specdemo.server.metrics import Metrics, Record
+from specdemo.server.page.wording import error_sentence, model_line
 from specdemo.server.request_guard import network_of
-from specdemo.ui.wording import error_sentence, model_line
 
 if TYPE_CHECKING:
     import gradio

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 from specdemo.runs.trace import Trace, from_json
-from specdemo.ui.events import finished
-from specdemo.ui.wording import origin
+from specdemo.server.page.events import finished
+from specdemo.server.page.wording import origin
 
 STATIC = Path(__file__).parent / "static"
 RECORDED = STATIC / "recorded"  # races to watch before a question; tools/page_record.py makes them

@@ -19,12 +19,12 @@ from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
-from specdemo.ui.events import message
+from specdemo.server.page.events import message
 
 if TYPE_CHECKING:
     from specdemo.pairs.registry import PairInfo
     from specdemo.runs.session import Session
-    from specdemo.ui.service import LimitedSession
+    from specdemo.server.page.service import LimitedSession
 
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
