@@ -20,7 +20,6 @@ from pathlib import Path
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair, find_pair
 from specdemo.runs.question import Question
-from specdemo.runs.race import verdict
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, as_json, from_json, to_json
@@ -60,7 +59,7 @@ def write(trace: Trace, path: Path) -> None:
     short = json.loads(to_json(trace), parse_float=lambda number: round(float(number), DIGITS))
     text = as_json(short)
     path.write_text(text + "\n", encoding="utf-8")
-    result = verdict(from_json(text))
+    result = from_json(text).verdict
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB, {trace.machine}")
     print(f"identical: {trace.identical}, {result}")
 

@@ -117,7 +117,8 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
 
 
 def by_task(report: BenchReport) -> Figure:
-    figure = _columns(report.summary.speedup_by_task, "Speed-up by task", TIMES, ".2f")
+    speedups = report.summary.speedup_by_task
+    figure = _columns("Speed-up by task", TIMES, ".2f", speedups, [SPECULATIVE])
     figure.add_scatter(
         x=[label(row["task"]) for row in report.rows],
         y=[row["speedup"] for row in report.rows],
@@ -132,61 +133,46 @@ def by_task(report: BenchReport) -> Figure:
 def by_position(report: BenchReport) -> Figure:
     counts = report.details.positions
     rates = {str(n): accepted / examined for n, (accepted, examined) in enumerate(counts, start=1)}
-    figure = _columns(rates, "Acceptance by position in the draft", "accepted", ".0%", GREEN)
-    return figure.update_traces(
-        hovertext=[f"{accepted} of {examined} examined" for accepted, examined in counts],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
+    figure = _columns("Acceptance by position in the draft", "accepted", ".0%", rates, [GREEN])
+    hovertext = [f"{accepted} of {examined} examined" for accepted, examined in counts]
+    return figure.update_traces(hovertext=hovertext, hovertemplate="%{hovertext}<extra></extra>")
 
 
 def time_spent(report: BenchReport) -> Figure:
-    import plotly.express as px
-
-    milliseconds = token_milliseconds(report)
-    del milliseconds["speculative decoding"]  # the sum of its parts
-    return px.bar(
-        {
-            "": ["autoregressive", "speculative", "speculative", "speculative"],
-            "part": list(milliseconds),
-            "milliseconds": list(milliseconds.values()),
-        },
-        x="",
-        y="milliseconds",
-        color="part",
-        color_discrete_sequence=[AUTOREGRESSIVE, GREEN, SPECULATIVE, PINK],
-        title="Where the time of a token goes",
-        text_auto=".3g",
-    )
+    parts = token_milliseconds(report)
+    del parts["speculative decoding"]  # the sum of its parts
+    colours = [AUTOREGRESSIVE, GREEN, SPECULATIVE, PINK]
+    title, columns = "Where the time of a token goes", [WAYS[0], *[WAYS[1]] * 3]
+    return _columns(title, "milliseconds", ".3g", parts, colours, x=columns, color=list(parts))
 
 
 def beside_peers(report: BenchReport) -> Figure:
-    summary = report.summary
-    rates = {
-        "specdemo/autoregressive": summary.autoregressive_tokens_per_s,
-        "specdemo/speculative": summary.speculative_tokens_per_s,
-        **{name: peer["tokens_per_s"] for name, peer in report.peers.items()},
-    }
     title = "Beside other engines on the same files"
-    figure = _columns(rates, title, "tokens a second", ".1f")
-    return figure.update_traces(
-        marker_color=[AUTOREGRESSIVE, SPECULATIVE, *[GREY] * len(report.peers)]
-    )
+    figure = _columns(title, "tokens a second", ".1f", report.tokens_per_s, [GREY])
+    colours = [AUTOREGRESSIVE, SPECULATIVE, *[GREY] * len(report.peers)]
+    return figure.update_traces(marker_color=colours)
 
 
 def _columns(
-    values: Mapping[str, float | None], title: str, y: str, form: str, colour: str = SPECULATIVE
+    title: str,
+    unit: str,
+    form: str,
+    values: Mapping[str, float | None],
+    colours: Sequence[str],
+    **columns: Sequence[str],
 ) -> Figure:
+    """Bars of `values`, in the `columns` x if names are not theirs, with a legend for `color`."""
     import plotly.express as px
 
-    figure = px.bar(
-        {"": list(map(label, values)), y: list(values.values())},
-        x="",
-        y=y,
+    data = {"x": list(map(label, values)), "y": list(values.values())} | columns
+    return px.bar(
+        data,
+        **{name: name for name in data},
         title=title,
+        labels={"x": "", "y": unit, "color": ""},
         text_auto=form,
-        color_discrete_sequence=[colour],
-    )
-    return figure.update_xaxes(type="category")
+        color_discrete_sequence=colours,
+    ).update_xaxes(type="category")
 
 
 def as_data(figure: Figure) -> dict[str, Any]:

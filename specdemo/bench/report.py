@@ -83,6 +83,12 @@ class BenchReport(ReportHeader):
     peers: dict[str, Row]
     details: Details
 
+    @property
+    def tokens_per_s(self) -> dict[str, float | None]:
+        """Of every engine and method, ours first."""
+        ours = {f"specdemo/{way}": getattr(self.summary, f"{way}_tokens_per_s") for way in WAYS}
+        return ours | {name: row["tokens_per_s"] for name, row in self.peers.items()}
+
 
 @dataclass(kw_only=True)
 class LengthsReport(BenchReport):
@@ -271,15 +277,15 @@ def summary_of(raced: Sequence[RacedPrompt]) -> BenchSummary:
         identical=all(item.identical for item in raced) if raced else None,
         prompts=len(raced),
         outside_inference_fraction=over(total.outside_seconds, total.decode_seconds),
-        cpu_seconds_per_token={
-            "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
-            "speculative": over(total.cpu_seconds, total.decoded),
-        },
-        joules_per_token={
-            "autoregressive": over(total.baseline_joules, total.baseline_decoded),
-            "speculative": over(total.joules, total.decoded),
-        },
+        cpu_seconds_per_token=_per_token(total, total.baseline_cpu_seconds, total.cpu_seconds),
+        joules_per_token=_per_token(total, total.baseline_joules, total.joules),
     )
+
+
+def _per_token(total: Summary, *quantities: float | None) -> dict[str, float | None]:
+    """Each of the two `quantities`, by way, over the tokens of its way."""
+    decoded = total.baseline_decoded, total.decoded
+    return dict(zip(WAYS, map(over, quantities, decoded), strict=True))
 
 
 def by_length(raced: Sequence[RacedPrompt]) -> list[Row]:
@@ -316,11 +322,12 @@ def tables(report: BenchReport) -> dict[str, Table]:
         for name, peer in report.peers.items()
         if name.endswith("/autoregressive")
     }
-    rates = {f"specdemo/{way}": figures[f"{way}_tokens_per_s"] for way in WAYS}
-    ours: dict[str, Row] = {
-        name: {"tokens_per_s": rate, "settings": {}, "identical": None}
-        for name, rate in rates.items()
-    }
+    no_peer: Row = {"settings": {}, "identical": None}
+    engines = [
+        {"": name, "tokens_per_s": rate, **report.peers.get(name, no_peer)}
+        for name, rate in report.tokens_per_s.items()
+        if report.peers
+    ]
     facts = {"machine": report.machine}
     facts |= {name: _listed(getattr(report, name)) for name in ("pair", "settings", "versions")}
     facts |= {name: getattr(details, name) for name in ("repeats", "created", "seconds")}
@@ -338,9 +345,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
             for way in WAYS
         ],
         "Other engines on the same files": [
-            {"": name, **row, "settings": _listed(row["settings"])}
-            for name, row in (ours | report.peers).items()
-            if report.peers
+            row | {"settings": _listed(row["settings"])} for row in engines
         ],
         "How this was measured": _column("is", facts),
         "Prompts": [{**row, "": details.differences.get(row["id"], "")} for row in report.rows],
