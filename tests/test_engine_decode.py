@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, constraint, decode
-from specdemo.engine.adjustment import adjustment
-from specdemo.engine.drafters import make_drafter
+from specdemo.engine.acceptance import adjustment
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft
 from specdemo.engine.policy import Policy
@@ -132,14 +131,7 @@ def test_constraints_and_penalties_give_the_tokens_of_autoregressive_decoding_wi
     expected = autoregressive(table, limits, sampling, languages[0])
     policy = Policy(fixed=length)
     if kind in ("model", "auto"):
-        drafter = make_drafter(
-            kind,
-            policy,
-            sampling,
-            sequence=toy.sequence(),
-            adjustment=adjustment(sampling, PROMPT),
-            prediction=expected,
-        )
+        drafter = toy.drafter(kind, policy, sampling, PROMPT, expected)
     else:
         drafter = script(kind, expected, length)
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +154,7 @@ def test_forced_tokens_are_drafted_without_a_draft_model_up_to_the_first_choice(
             at = len(self.tokens)
             return np.isin(np.arange(VOCABULARY), [at + 1] if at < 5 else [6, 7])
 
-    drafter = make_drafter("lookup", Policy(fixed=8), toy.GREEDY)
+    drafter = toy.drafter("lookup", Policy(fixed=8))
     limits = decode.Limits(6, 100)
     rounds, _, _ = run(table_of(1), drafter=drafter, limits=limits, language=Counting(0))
     assert [one.id for one in rounds[1].drafted] == [2, 3, 4, 5]

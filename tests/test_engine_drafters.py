@@ -1,4 +1,4 @@
-"""N-gram lookup blended with an n-gram table: what it proposes, and how it is judged."""
+"""What n-gram lookup proposes, and when a draft model is asked."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import logits_of, sequence
 
-from specdemo.engine.drafters import AdaptiveDrafter
-from specdemo.engine.logits_drafter import LogitsDrafter
-from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess, Lookup
+from specdemo.engine.cost_model import CostModel
+from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
+from specdemo.engine.drafts.lookup import (
+    DOUBT,
+    LEAST_LOGIT,
+    MOST_LOGIT,
+    ORDERS,
+    RECENCY,
+    LookupDrafter,
+)
+from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
 from specdemo.engine.messages import Proposal
-from specdemo.engine.model_drafters import ModelDrafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
 
 
-class Table:
-    """Says the sum of the context, from two tokens on."""
-
-    def guess(self, context):
-        return (sum(context), 0.9) if len(context) > 1 else None
+def asked(policy=None, sampling=None):
+    return DraftRequest((), 1000, sampling or Sampling(), policy or Policy())
 
 
 def lookup_after(text):
-    lookup = Lookup()
-    lookup.read(list(text))
+    lookup = LookupDrafter(asked())
+    lookup.start(list(text))
     return lookup
 
 
 def looked_up(text, limit=1):
-    lookup = lookup_after(text)
-    found: list[int] = []
-    while len(found) < limit and (guess := lookup.guess(found)) is not None:
-        found.append(guess.token)
-    return found
+    lookup, text = lookup_after(text), list(text)
+    begin = len(text)
+    while len(text) < begin + limit and (guess := lookup.guess(text)) is not None:
+        text.append(guess[0])
+    return text[begin:]
 
 
 def test_lookup_proposes_what_followed_the_longest_repeated_ending():
@@ -47,13 +51,14 @@ def test_lookup_proposes_what_followed_the_longest_repeated_ending():
 
 
 def test_lookup_goes_on_from_a_token_of_another_source():
-    lookup = lookup_after([1, 2, 3, 7, 8, 9, 1])
-    assert lookup.guess([]).token == 2
-    assert lookup.guess([7]).token == 8 and lookup.guess([7, 8]).token == 9
+    text = [1, 2, 3, 7, 8, 9, 1]
+    lookup = lookup_after(text)
+    guesses = [lookup.guess([*text, *drafted])[0] for drafted in ([], [7], [7, 8])]
+    assert guesses == [2, 8, 9]
 
 
 def test_a_draft_model_proposes_nothing_beyond_its_context():
-    drafter = ModelDrafter(sequence(), Policy(), Sampling(), reach=5)
+    drafter = ModelDrafter(asked(), CostModel(), sequence(), context_limit=5)
     lengths = {}
     for known in (2, 5, 6, 9):
         drafter.start(list(range(known)), None)
@@ -63,12 +68,10 @@ def test_a_draft_model_proposes_nothing_beyond_its_context():
 
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
-    class Successor(Lookup):
-        def guess(self, drafted, mask=None):
-            return Guess([*self._ending, *drafted][-1] + 1, 0.9)
-
     policy = Policy(fixed=3)
-    drafter = AdaptiveDrafter({"lookup": Successor()}, policy)
+    successor = LookupDrafter(asked(policy))
+    successor.guess = lambda text, mask: (text[-1] + 1, 0.9)
+    drafter = AdaptiveDrafter([successor], policy)
     counted = []
     policy.accepted("lookup").record = lambda confidence, accepted: counted.append(accepted)
     context = [1]
@@ -89,17 +92,18 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
 def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
     lookup = lookup_after(text[:prompt])
     for end in range(max(prompt, 1), len(text) + 1):
-        lookup.read(text[max(prompt, end - 1) : end])
+        lookup.start(text[:end])
         chances = blended(text[:end])
-        guess = lookup.guess([])
+        guess = lookup.guess(text[:end])
         if not chances:
             assert guess is None
             continue
-        logit = LEAST_LOGIT + guess.confidence * (MOST_LOGIT - LEAST_LOGIT)
+        token, confidence = guess
+        logit = LEAST_LOGIT + confidence * (MOST_LOGIT - LEAST_LOGIT)
         best = max(chances.values())
-        assert chances[guess.token] == pytest.approx(best, abs=0.01)
-        assert 0 < guess.confidence <= 1
-        if guess.confidence < 1:
+        assert chances[token] == pytest.approx(best, abs=0.01)
+        assert 0 < confidence <= 1
+        if confidence < 1:
             assert 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
 
 
@@ -126,39 +130,42 @@ def test_a_context_forgets_what_followed_it_long_ago():
     assert len(lookup._after[1,]) < 15
 
 
-def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
-    policy = Policy()
-    policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
-    policy.draft.learn({1: 0.1})
-    drafter = AdaptiveDrafter({"lookup": Lookup()}, policy)
-    drafter.model = ModelDrafter(None, policy, Sampling())
-    drafter.model.catch_up = lambda context, drafted: 0.0
+def costs(first, row):
+    model = CostModel()
+    model.learn({size: first + size * row for size in range(1, 17)})
+    return model
 
-    def pays(acceptance):
-        looked_up = Proposal(3, "lookup", 0.5, acceptance)
-        return drafter._model_pays(policy.plan(), [1, 2], [9], 1.0, looked_up)
 
-    assert not pays(0.95)
-    assert pays(0.2)
+def asking(read=()):
+    """A drafter whose draft model has read these tokens, and its policy."""
+    policy = Policy(costs=costs(1.0, 0.01))
+    model = ModelDrafter(asked(policy), costs(0.1, 0.01), sequence(read))
+    return AdaptiveDrafter([model], policy), policy, model
+
+
+@pytest.mark.parametrize(("acceptance", "pays"), [(0.95, False), (0.2, True)])
+def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway(acceptance, pays):
+    drafter, policy, model = asking((1, 2))
+    looked_up = Proposal(3, "lookup", 0.5, acceptance)
+    assert drafter._pays(model, policy.plan(), [1, 2], [9], 1.0, looked_up) == pays
+
+
+@pytest.mark.parametrize(("tokens_left", "pays"), [(50, True), (5, False)])
+def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_it(
+    tokens_left, pays
+):
+    drafter, policy, model = asking((0, 1, 2, 3))
+    context = list(range(500))
+    assert model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
+    plan = policy.plan(most=tokens_left)
+    assert drafter._pays(model, plan, context, [], 1.0, None) == pays
 
 
 def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_tokens():
-    sampling = Sampling(temperature=1.0, coupling="maximal")
+    request = asked(sampling=Sampling(temperature=1.0, coupling="maximal"))
+    drafter = HeadDrafter(request, CostModel(), sequence(), np.array([28, 260, 7]))
     rows = np.log(np.array([[0.5, 0.2, 0.3]], np.float32))
-    proposed = LogitsDrafter(Policy(), sampling, np.array([28, 260, 7])).choose(
-        logits_of(rows), [1] * 5, []
-    )
+    proposed = drafter.choose(logits_of(rows), [1] * 5, [])
     chances = [proposed.distribution.probability(token) for token in (28, 260, 7)]
     assert chances == pytest.approx([0.5, 0.2, 0.3], abs=1e-6)
     assert proposed.probability == proposed.distribution.probability(proposed.token)
-
-
-def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_it():
-    policy = Policy()
-    policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
-    policy.draft.learn({size: 0.1 + size / 100 for size in range(1, 17)})
-    drafter = AdaptiveDrafter({}, policy, ModelDrafter(sequence((0, 1, 2, 3)), policy, Sampling()))
-    context = list(range(500))
-    assert drafter.model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
-    assert drafter._model_pays(policy.plan(most=50), context, [], 1.0, None)
-    assert not drafter._model_pays(policy.plan(most=5), context, [], 1.0, None)

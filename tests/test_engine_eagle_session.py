@@ -127,26 +127,21 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(reference_pair, c
 
 
 def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
-    from specdemo.engine.head_drafters import EagleDrafter
-
     pair, _ = reference_pair
-    read = []
-    inner = EagleDrafter.read_prompt
-
-    def noting(self, *arguments):
-        read.append(arguments)
-        return inner(self, *arguments)
-
-    monkeypatch.setattr(EagleDrafter, "read_prompt", noting)
     with Session(pair) as session:
         session.prepare()
-        policy = session._engine.target("exact").policy
-        policy.draft.learn({1: 1.0, 16: 16.0})
-        list(session.ask(Question(PROMPT, dataclasses.replace(DRAFTED, draft_tokens=None))))
-        assert not read
-        policy.draft.learn({1: 1e-7, 16: 1e-7})
-        list(session.ask(Question(PROMPT + "!", dataclasses.replace(DRAFTED, draft_tokens=None))))
-    assert read
+        head, read = session._engine.draft.runner, []
+        forward = head.forward
+
+        def noting(batch):
+            read.extend(run.rows == 0 for run in batch)
+            return forward(batch)
+
+        monkeypatch.setattr(head, "forward", noting)
+        for seconds, text in ((1.0, PROMPT), (1e-7, PROMPT + "!")):
+            head.costs.learn({1: seconds, 16: 16 * seconds})
+            list(session.ask(Question(text, dataclasses.replace(DRAFTED, draft_tokens=None))))
+            assert any(read) == (seconds < 1)
 
 
 def test_a_target_without_states_is_refused_by_name(reference_pair, monkeypatch):

@@ -14,7 +14,7 @@ from specdemo.convert import heads, ir
 from specdemo.convert.weights import fit_int4
 from specdemo.engine.draft_head import DraftHead, fractions
 from specdemo.engine.faults import ModelError
-from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
+from specdemo.engine.messages import ModelSettings, Run, Taps
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import load_pair
@@ -94,7 +94,8 @@ def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
     xml = write_head(tmp_path)
     head = DraftHead(xml, ov.Core())
     rng = np.random.default_rng(0)
-    steps = [HeadStep(rng.normal(size=64).astype(np.float32), None, (at,)) for at in range(3)]
+    states = rng.normal(size=(3, 1, 64)).astype(np.float32)
+    steps = [Run(None, [at], 1, True, states=states[at]) for at in range(3)]
     alone = []
     for step in steps:
         [logits] = head.forward([step])

@@ -10,7 +10,7 @@ import pytest
 from fakes import next_token
 from test_engine_head import head_pair  # noqa: F401
 
-from specdemo.engine.adjustment import Adjustment, adjustment
+from specdemo.engine.acceptance import Adjustment, adjustment
 from specdemo.engine.request import PromptLogprobs
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput

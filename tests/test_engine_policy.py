@@ -8,7 +8,6 @@ import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Prompt, Reply
 from specdemo.engine.policy import Acceptance, CostModel, Policy
 from specdemo.engine.rounds import Round
@@ -76,12 +75,12 @@ class Simulation:
 
     def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
         policy = Policy(fixed=fixed)
-        self.costs = {"target": policy.costs, "draft": policy.draft}
+        self.costs = {"target": policy.costs, "draft": CostModel()}
         policy.costs.learn(dict(zip(self.sizes, self.seconds, strict=True)), self.change)
-        policy.draft.learn({n: self.draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)})
+        self.costs["draft"].learn({n: self.draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)})
         name = "auto" if lookup else "model"
         prompt = tuple(self.text[:8])
-        self.drafter = make_drafter(name, policy, Sampling(), sequence=toy.sequence())
+        self.drafter = toy.drafter(name, policy, costs=self.costs["draft"])
         decoding = decode.decode(
             Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
@@ -246,19 +245,6 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second():
     assert policy.plan().best_length([0.05]) == 0
 
 
-def test_rounds_that_lose_pay_for_the_change_to_single_tokens():
-    policy = Policy(costs=known_costs({1: 1.0, 3: 1.6, 16: 3.0}, change=0.6))
-    policy.costs.record(3, 1.6)  # a single token would now cost 1.6 too: change, or padding
-    assert policy.plan().best_length([0.3, 0.3]) == 2
-    for _ in range(2):
-        policy.record_round(0.0, 1.6, 1)
-    assert policy.plan().best_length([0.3, 0.3]) == 0
-    assert policy.plan().best_length([0.9, 0.9]) == 2
-    for _ in range(2):
-        policy.record_round(0.0, 1.6, 3)
-    assert policy.plan().best_length([0.3, 0.3]) == 2
-
-
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
     assert (
@@ -276,32 +262,9 @@ def test_a_source_that_is_not_asked_seems_less_and_less_certain():
         rate.record(0.2)
     share, before = rate.value, rate.upper_bound
     for _ in range(5000):
-        policy.record_round(0.0, 0.1, 1)
+        policy.record_round(0.1, 1)
     assert rate.value == pytest.approx(share)
     assert before < 0.3 < 0.4 < rate.upper_bound
-
-
-def test_a_draft_that_was_slow_in_a_busy_moment_is_asked_again_when_the_target_is_fast():
-    policy = Policy(costs=known_costs(), draft=known_costs({1: 0.05}))
-    for _ in range(50):
-        policy.costs.record(1, 20.0)
-        policy.draft.record(1, 1.0)
-    assert policy.draft.forward(1) > 0.5
-    for _ in range(100):
-        policy.costs.record(1, 1.0)
-        policy.record_round(0.0, 1.0, 1)
-    assert policy.draft.forward(1) < 0.1
-
-
-def test_what_a_draft_takes_outside_inference_counts_against_it():
-    policy = Policy(costs=known_costs({1: 1.0, 3: 1.2, 16: 3.0}))
-    before = policy.plan().rows
-    policy.record_outside(0.1, False)
-    for _ in range(200):
-        policy.record_outside(0.5, True)
-    policy.record_outside(60.0, True)  # the machine slept
-    more = [now - then for now, then in zip(policy.plan().rows, before, strict=True)]
-    assert more[:2] == [0.0, 0.0] and more[2:] == pytest.approx([0.4] * len(more[2:]), rel=0.1)
 
 
 def test_acceptance_rates_are_learnt_by_confidence():

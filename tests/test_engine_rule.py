@@ -13,9 +13,10 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import acceptance, decode, logits_drafter
-from specdemo.engine.adjustment import Adjustment, adjustment
-from specdemo.engine.drafters import make_drafter
+from specdemo.engine import acceptance, decode
+from specdemo.engine.acceptance import Adjustment
+from specdemo.engine.drafts import model_drafters
+from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
@@ -85,68 +86,49 @@ def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[in
     return found
 
 
-def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) -> Counter:
+SOURCES = ["model", "head", "eagle3", "lookup", "prediction", "translated", "script"]
+
+
+def opened(name: str, model: toy.ToyModel, sampling: Sampling, length: int | None):
+    """A drafter of this source alone; "script" has no probabilities. Without a `length`, costs and
+    confidence decide how much of a draft is verified."""
+    policy = Policy(fixed=length, limit=3)
+    policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
+    if name == "script":
+        return toy.ScriptDrafter(length or 3, lambda context, at: (context[-1] + at) % 3)
+    request = DraftRequest(PROMPT, LENGTH + 1, sampling, policy, (1, 2, 0, 1))
+    return AdaptiveDrafter([toy.source(name, model).open(request)], policy)
+
+
+def enumerate_output(
+    target, draft, sampling, name, monkeypatch, language=None, length: int | None = 2
+) -> Counter:
     branching = Branching()
     monkeypatch.setattr(acceptance, "draw", branching.draw)
     monkeypatch.setattr(acceptance, "choose", branching.choose)
     monkeypatch.setattr(acceptance, "accepts", branching.accepts)
-    monkeypatch.setattr(logits_drafter, "draw", branching.draw)
-    monkeypatch.setattr(logits_drafter, "choose", branching.choose)
-    prompt = PROMPT
+    monkeypatch.setattr(model_drafters, "draw", branching.draw)
+    monkeypatch.setattr(model_drafters, "choose", branching.choose)
 
     def once():
+        model = (toy.ToyHead if name in ("head", "eagle3") else toy.ToyModel)(draft)
+        model.costs.learn({1: 0.02})
         decoding = toy.decoding(
             target,
-            prompt,
+            PROMPT,
             decode.Limits(LENGTH, 100),
-            drafter=make(sampling),
-            policy=Policy(fixed=2),
+            drafter=opened(name, model, sampling, length),
+            policy=Policy(fixed=length),
             sampling=sampling,
             language=language and toy.Language(language.seed),
         )
-        rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
+        rounds, _ = toy.drive(decoding, {"target": target, "draft": model})
         return toy.answer_ids(rounds)
 
     output = Counter()
     for answer, weight in branching.executions(once):
         output[answer] += weight
     return output
-
-
-def model_drafter(length):
-    return lambda sampling: make_drafter(
-        "model",
-        Policy(fixed=length),
-        sampling,
-        sequence=toy.sequence(),
-        adjustment=adjustment(sampling, PROMPT),
-    )
-
-
-def adaptive_drafter(name):
-    """A drafter with costs that make the draft's confidence decide how much of it is verified."""
-
-    def make(sampling):
-        policy = Policy(limit=3)
-        policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
-        policy.draft.learn({1: 0.02})
-        adjust, predicted = adjustment(sampling, PROMPT), (1, 2, 0, 1)
-        return make_drafter(
-            name,
-            policy,
-            sampling,
-            sequence=toy.sequence(),
-            adjustment=adjust,
-            prediction=predicted,
-        )
-
-    return make
-
-
-def point_drafter(length):
-    return lambda sampling: toy.ScriptDrafter(
-        length, lambda context, position: (context[-1] + position) % toy.VOCABULARY
-    )
 
 
 samplings = st.builds(
@@ -166,30 +148,21 @@ samplings = st.builds(
 languages = st.none() | st.builds(toy.Language, st.integers(0, 10**6))
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**6), samplings, st.integers(1, 3), st.booleans(), languages)
-def test_output_distribution_is_the_targets_for_every_drafter_and_constraint(
-    seed, sampling, length, has_probabilities, language
-):
-    rng = np.random.default_rng(seed)
-    target, draft = toy.random_table(rng), toy.random_table(rng)
-    make = model_drafter(length) if has_probabilities else point_drafter(length)
-    with pytest.MonkeyPatch.context() as patch:
-        output = enumerate_output(target, draft, sampling, make, patch, language)
-    for answer, weight in target_distribution(target, PROMPT, sampling, language).items():
-        assert output[answer] == pytest.approx(weight, abs=1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), samplings, st.sampled_from(["model", "auto"]), languages)
-def test_output_distribution_is_the_targets_where_confidence_decides_what_is_drafted(
-    seed, sampling, name, language
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    samplings,
+    st.sampled_from(SOURCES),
+    st.sampled_from([1, 2, 3, None]),
+    languages,
+)
+def test_output_distribution_is_the_targets_for_every_source_and_constraint(
+    seed, sampling, name, length, language
 ):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     with pytest.MonkeyPatch.context() as patch:
-        make = adaptive_drafter(name)
-        output = enumerate_output(target, draft, sampling, make, patch, language)
+        output = enumerate_output(target, draft, sampling, name, patch, language, length)
     for answer, weight in target_distribution(target, PROMPT, sampling, language).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
@@ -208,7 +181,7 @@ def test_a_broken_rule_is_caught(broken, monkeypatch):
     rng = np.random.default_rng(1)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     sampling = Sampling(temperature=1.0, coupling="maximal", presence_penalty=1.0)
-    output = enumerate_output(target, draft, sampling, model_drafter(2), monkeypatch)
+    output = enumerate_output(target, draft, sampling, "model", monkeypatch)
     wanted = target_distribution(target, PROMPT, sampling)
     worst = max(abs(output[answer] - weight) for answer, weight in wanted.items())
     assert worst > 0.01

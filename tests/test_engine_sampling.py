@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, decode
-from specdemo.engine.drafters import make_drafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import (
     HEAD,
@@ -191,7 +190,7 @@ def test_same_seed_gives_the_same_answer_for_every_drafter_and_draft_length(
             target,
             prompt,
             decode.Limits(30, 1000, frozenset({11})),
-            drafter=make_drafter(name, policy, sampling, sequence=toy.sequence()),
+            drafter=toy.drafter(name, policy, sampling),
             policy=policy,
             sampling=sampling,
         )

@@ -21,7 +21,7 @@ from specdemo.audit.comparison import Plan, Subject
 from specdemo.audit.own_engine import OwnEngine
 from specdemo.audit.properties import cell_of
 from specdemo.convert import exporting, ir
-from specdemo.engine.model_drafters import LOOKAHEAD
+from specdemo.engine.drafts.model_drafters import LOOKAHEAD
 from specdemo.errors import BadInput
 from specdemo.pairs import registry
 from specdemo.pairs.loading import load_pair
@@ -128,7 +128,7 @@ def test_its_cache_follows_the_accepted_text(pair):
     read = []
     with Session(pair) as session:
         session.prepare()
-        model = session._engine._draft.model
+        model = session._engine.draft.runner
         inner = model.forward
 
         def noting(batch):
@@ -144,9 +144,8 @@ def test_its_cache_follows_the_accepted_text(pair):
 def test_it_is_not_asked_where_it_does_not_pay(pair):
     with Session(pair) as session:
         session.prepare()
-        policy = session._engine.target("exact").policy
         for seconds, drafted in ((1.0, False), (1e-7, True)):
-            policy.draft.learn({1: seconds, 16: seconds})
+            session._engine.draft.runner.costs.learn({1: seconds, 16: seconds})
             *_, trace = session.ask(
                 Question(PROMPT, dataclasses.replace(WANTED, draft_tokens=None))
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy
-from test_engine_rule import LENGTH, Branching, model_drafter, target_distribution
+from test_engine_rule import LENGTH, Branching, target_distribution
 
 from specdemo.engine import sampling
 from specdemo.engine.decode import Limits
@@ -61,9 +61,14 @@ def test_with_the_engines_noise_its_rounds_are_the_engines(
         monkeypatch.setattr(example, "accepts", accepts)
         target = toy.random_table(rng, 12)
         draft = target + toy.random_table(rng, 12, 0.7)
-        drafter = model_drafter(3)(how)
+        policy = Policy(fixed=3)
         decoding = toy.decoding(
-            target, (0,), Limits(30, 100), drafter=drafter, policy=Policy(fixed=3), sampling=how
+            target,
+            (0,),
+            Limits(30, 100),
+            drafter=toy.drafter("model", policy, how),
+            policy=policy,
+            sampling=how,
         )
         rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
         options = {"temperature": temperature, "coupling": coupling}

@@ -15,7 +15,17 @@ from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import Allowed
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
-from specdemo.engine.drafters import make_drafter
+from specdemo.engine.drafts.draft_sources import (
+    DraftSource,
+    EagleSource,
+    HeadSource,
+    LookupSource,
+    ModelSource,
+    TranslatedSource,
+)
+from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
+from specdemo.engine.drafts.lookup import LookupDrafter
+from specdemo.engine.drafts.model_drafters import ModelDrafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Run
 from specdemo.engine.policy import Policy
@@ -37,6 +47,8 @@ class ToyModel:
     The next forward overwrites the logits, as a real one does. `fault(batch)` may raise; a forward
     waits for `gate`.
     """
+
+    paged = False
 
     def __init__(self, table: np.ndarray | None = None, *, seed: int = 0, limit: int | None = None):
         self.table = table
@@ -84,7 +96,8 @@ class ToyModel:
         tokens.extend(run.tokens)
         ends = range(len(tokens) - run.rows + 1, len(tokens) + 1)
         rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
-        return logits_of(rows.reshape(run.rows, self.vocabulary_size))
+        states = np.array(run.tokens, np.float32)[:, None]
+        return logits_of(rows.reshape(run.rows, self.vocabulary_size))._replace(state=states)
 
 
 class Language:
@@ -171,7 +184,7 @@ def decoding(
     if drafter is not None:
         drafter.allowed = allowed
     return decode(
-        Prompt(prompt, logits_after(table, prompt[-1:])),
+        Prompt(prompt, logits_after(table, prompt[-1:])._replace(state=np.zeros((1, 1)))),
         target=sequence(prompt) if target is None else target,
         drafter=drafter,
         policy=policy or Policy(),
@@ -206,6 +219,75 @@ def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round
 
 def answer_ids(rounds: list[Round]) -> tuple[int, ...]:
     return tuple(token.id for round_ in rounds for token in round_.tokens)
+
+
+class ToyHead(ToyModel):
+    """A draft head, with attention or without: knows the even tokens, the larger ones first."""
+
+    def __init__(self, table: np.ndarray):
+        super().__init__(table)
+        self.head_tokens = np.arange(0, len(table), 2)[::-1]
+
+    def forward(self, batch: list[Run]) -> list[Logits]:
+        logits = []
+        for run in batch:
+            if run.chained is None:
+                assert len(run.states) == len(run.tokens), "a state of the target for each token"
+            run.sequence.tokens.extend(run.tokens)
+            rows = self.table[list(run.tokens)][len(run.tokens) - run.rows :, self.head_tokens]
+            states = np.zeros((len(run.tokens), 1), np.float32)
+            logits.append(logits_of(rows)._replace(state=states))
+        return logits
+
+
+class Permuted:
+    """A Translation of a vocabulary in which token t + 1 stands for the target's t."""
+
+    def __init__(self, vocabulary: int = VOCABULARY):
+        self.vocabulary = vocabulary
+
+    def read(self, context: list[int]) -> list[int]:
+        return [(token + 1) % self.vocabulary for token in context]
+
+    def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
+        return [((token - 1) % self.vocabulary, 1) for token in drafted]
+
+    def ends(self, token: int) -> bool:
+        return False
+
+
+def source(name: str, model: ToyModel | None = None) -> DraftSource:
+    """A source of draft tokens by the name of its drafters, or "translated"."""
+    match name:
+        case "lookup" | "prediction":
+            return LookupSource(predicted=name == "prediction")
+        case "head":
+            return HeadSource(model)
+        case "eagle3":
+            return EagleSource(model, model.head_tokens)
+        case "translated":
+            return TranslatedSource(model, 0, Permuted)
+    return ModelSource(model)
+
+
+def drafter(
+    name: str,
+    policy: Policy,
+    sampling: Sampling = GREEDY,
+    prompt: tuple[int, ...] = (),
+    prediction: tuple[int, ...] = (),
+    costs: CostModel | None = None,
+) -> AdaptiveDrafter | None:
+    """The drafter of the setting `name`, with a draft model of these `costs`."""
+    asked = DraftRequest(prompt, 1000, sampling, policy, prediction)
+    model = ModelDrafter(asked, costs or CostModel(), sequence())
+    drafters = {
+        "none": [],
+        "lookup": [LookupDrafter(asked)],
+        "model": [model],
+        "auto": [LookupDrafter(asked, predicted=True), LookupDrafter(asked), model],
+    }[name]
+    return AdaptiveDrafter(drafters, policy) if drafters else None
 
 
 class ScriptDrafter:
@@ -243,14 +325,15 @@ def request(
 ) -> Decoding:
     """A whole request, as a session makes it: prompt, answer, everything given back."""
     policy, allowed = Policy(fixed=draft_tokens), None if language is None else Allowed(language)
-    name = "model" if draft_tokens else "none"
     with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
+        asked = DraftRequest(prompt, len(prompt) + new_tokens, GREEDY, policy)
+        model = ModelDrafter(asked, models["draft"].costs, draft)
         return (
             yield from decode(
                 known,
                 target=target,
-                drafter=make_drafter(name, policy, GREEDY, sequence=draft, allowed=allowed),
+                drafter=AdaptiveDrafter([model], policy, allowed) if draft_tokens else None,
                 policy=policy,
                 sampling=GREEDY,
                 limits=Limits(new_tokens, 10_000, frozenset({0})),

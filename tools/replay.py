@@ -36,28 +36,14 @@ from specdemo.commands.shared import (
 )
 from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
-from specdemo.engine.draft_head import DraftHead
-from specdemo.engine.drafters import AdaptiveDrafter
-from specdemo.engine.eagle_head import EagleHead
-from specdemo.engine.head_drafters import HeadDrafter
-from specdemo.engine.logits_drafter import LogitsDrafter
-from specdemo.engine.lookup import Lookup
-from specdemo.engine.messages import (
-    DEPTH,
-    Forward,
-    HeadStep,
-    Logits,
-    Model,
-    Prompt,
-    Proposal,
-    Reply,
-    Run,
-)
-from specdemo.engine.model_drafters import ModelDrafter
+from specdemo.engine.drafts.draft_sources import DraftSource
+from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest, TokenDrafter
+from specdemo.engine.drafts.lookup import LookupDrafter
+from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
+from specdemo.engine.messages import DEPTH, Forward, Logits, Prompt, Proposal, Reply, Run
 from specdemo.engine.policy import Policy
-from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
-from specdemo.engine.rounds import Round, Source
+from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
@@ -213,12 +199,10 @@ class _Along(Request):
     """Runs the models along the prompt and `answer`; gives a record without id and task."""
 
     def work(
-        self, target: Target, draft: PrefixCache | DraftHead | None = None
+        self, target: Target, sources: Iterable[DraftSource] = ()
     ) -> Generator[Forward, Reply, Record]:
         prompt, sequence = yield from self._prompt(target)
         answer = self.answer
-        choices: list[Choice] = []
-        chains: list[list[Choice]] = []
         states = list(prompt.logits.state) if prompt.logits.state is not None else []
         with sequence:
             for begin in range(0, len(answer) - 1, CHUNK):
@@ -227,43 +211,39 @@ class _Along(Request):
                 reply = yield Forward("target", run)
                 if (read := reply.logits.states(len(tokens))) is not None:
                     states.extend(read)
-        if isinstance(draft, DraftHead):
-            chains = yield from self._chains(draft, states)
-        elif draft is not None and not isinstance(draft.model, EagleHead):
-            choices = yield from self._draft(draft.model)
+        length = len(self.tokens) + len(answer)
+        request = DraftRequest(self.tokens, length, self.sampling, Policy())
+        chains: dict[str, list[list[Choice]]] = {"model": [], "head": []}
+        for source in sources:
+            drafter = source.open(request)
+            if drafter is not None and drafter.name in chains:
+                chains[drafter.name] = yield from self._chains(drafter, states)
+                source.close(drafter)
         temperature, seed = self.sampling.temperature, self.sampling.seed
-        return Record("", "", temperature, seed, list(self.tokens), answer, choices, chains)
-
-    def _draft(self, model: Model) -> Generator[Forward, Reply, list[Choice]]:
-        length = len(self.tokens)
-        drafting = LogitsDrafter(Policy(), self.sampling, None)
-        text = [*self.tokens, *self.answer[:-1]]
-        with model.new_sequence() as sequence:
-            reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
-        return [
-            _choice(drafting.choose(reply.logits.part(row, row + 1), text[: length + row], []))
-            for row in range(len(self.answer))
-        ]
+        choices = [choice for [choice] in chains["model"]]
+        prompt_tokens = list(self.tokens)
+        return Record("", "", temperature, seed, prompt_tokens, answer, choices, chains["head"])
 
     def _chains(
-        self, head: DraftHead, states: list[np.ndarray]
+        self, drafter: TokenDrafter, states: list[np.ndarray]
     ) -> Generator[Forward, Reply, list[list[Choice]]]:
-        """The chains by answer position; the first is empty: prefill gives the first token."""
-        drafting = HeadDrafter(Policy(), self.sampling, head.head_tokens)
-        chains: list[list[Choice]] = [[]]
-        for begin in range(1, len(self.answer)):
+        """The chains by answer position, of one token for a draft model. The first one of a draft
+        head is empty: prefill gives the first token."""
+        chains: list[list[Choice]] = []
+        for begin in range(len(self.answer)):
             context = [*self.tokens, *self.answer[:begin]]
-            drafting.start(context, states[begin - 1][None])
             chains.append([])
-            for end in range(begin, min(begin + DEPTH, len(self.answer))):
-                proposal, _ = yield from drafting.step(context, self.answer[begin:end])
-                chains[-1].append(_choice(proposal))
+            if begin or not states:
+                drafter.start(context, states[begin - 1][None] if states else None)
+                last = begin + DEPTH if states else begin + 1
+                for end in range(begin, min(last, len(self.answer))):
+                    proposal, _ = yield from drafter.step(context, self.answer[begin:end])
+                    chains[-1].append(_choice(proposal))
         return chains
 
 
 def _choice(proposal: Proposal | None) -> Choice:
-    assert proposal is not None, "without a mask every token may be proposed"
-    return proposal.token, proposal.probability or 0.0
+    return (proposal.token, proposal.probability or 0.0) if proposal else WRONG
 
 
 # Replaying
@@ -300,21 +280,22 @@ def replay(
     """The costs of these answers by task. They are decoded in this order, and each learns from
     those before it. `without` leaves these sources out."""
     shared = Policy(limit=max(costs.ms) - 1, costs=costs.target_costs())
+    head = any(record.head for record in records) and "head" not in without
+    drafting = costs.draft_costs(head)
     replayed: dict[str, Replayed] = defaultdict(Replayed)
     for record in records:
-        head = bool(record.head) and "head" not in without
-        if not shared.draft.level:
-            shared.draft = costs.draft_costs(head)
         policy = shared.for_request(None)
-        model: HeadDrafter | ModelDrafter | None = None
+        request = DraftRequest((), 0, GREEDY, policy)
+        drafters: list[TokenDrafter] = [] if "lookup" in without else [LookupDrafter(request)]
+        read = cache.KVSequence(cache.BlockPool(0), 32)
         if head:
-            model = HeadDrafter(policy, GREEDY, None)
+            drafters.append(HeadDrafter(request, drafting, read))
         elif record.draft and "model" not in without:
-            model = ModelDrafter(cache.KVSequence(cache.BlockPool(0), 32), policy, GREEDY)
-        lookups: dict[Source, Lookup] = {} if "lookup" in without else {"lookup": Lookup()}
-        drafter = AdaptiveDrafter(lookups, policy, model)
+            drafters.append(ModelDrafter(request, drafting, read))
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
-        replayed[record.task] += _decode(record, drafter, policy, clocks)
+        learnt = {"target": policy.costs, "draft": drafting}
+        drafter = AdaptiveDrafter(drafters, policy)
+        replayed[record.task] += _decode(record, drafter, policy, clocks, learnt)
     return dict(replayed)
 
 
@@ -330,10 +311,14 @@ def _seconds(clock: CostModel, costs: CostModel, tokens: int, attended: int) -> 
 
 
 def _decode(
-    record: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, CostModel]
+    record: Record,
+    drafter: AdaptiveDrafter,
+    policy: Policy,
+    clocks: dict[str, CostModel],
+    learnt: dict[str, CostModel],
 ) -> Replayed:
-    """Decode one answer again, on the machine that `clocks` describe. Gives its rounds and
-    seconds, and those of autoregressive decoding."""
+    """Decode one answer again, on the machine that `clocks` describe and the cost models `learnt`
+    learn. Gives its rounds and seconds, and those of autoregressive decoding."""
     length, text = len(record.prompt), [*record.prompt, *record.answer]
     target = cache.KVSequence(cache.BlockPool(0), 32)
     target.tokens = list(record.prompt)
@@ -360,15 +345,16 @@ def _decode(
             continue
         run, count = event.run, len(event.run.tokens)
         begin = target.length + 1  # position of the first draft token
+        attended = count * begin if event.model == "target" else 0
+        seconds = _seconds(clocks[event.model], learnt[event.model], count, attended)
+        spent += seconds
         if event.model == "target":
             target.tokens.extend(run.tokens)
             choices = text[begin : begin + count]
             logits = recorded_logits([*choices, *[-1] * (count - len(choices))])
-            seconds = _seconds(clocks["target"], policy.costs, count, count * begin)
             read = []
         else:
-            seconds = _seconds(clocks["draft"], policy.draft, count, 0)
-            if isinstance(run, HeadStep):
+            if run.states is not None:  # a draft head's
                 read.append(run.tokens[0])
                 end, drafted = begin + len(read) - 1, read[1:]
                 chain = record.head[begin - length]
@@ -380,7 +366,6 @@ def _decode(
                 choice = record.draft[end - length] if begin <= end < len(text) else WRONG
             token, probability = choice if drafted == text[begin:end] else WRONG
             logits = recorded_logits([token], probability)
-        spent += seconds
         reply = Reply(logits, seconds, count)
 
 
@@ -407,8 +392,8 @@ class _Recorded:
     def probability(self, row: int, column: int) -> float:
         return self.chance
 
-    def states(self, count: int) -> None:
-        return None
+    def states(self, count: int) -> np.ndarray:
+        return np.zeros((count, 0), np.float32)
 
     def last_state(self) -> None:
         return None

@@ -82,7 +82,7 @@ class Allowed:
         """Whether the engine's thread should not wait for the next mask."""
         return self._pace > SLOW
 
-    def settle(self, added: list[int]) -> None:
+    def commit(self, added: list[int]) -> None:
         """These tokens are part of the answer now."""
         self._roll_back_to(added)
         for token in added[len(self._drafted) :]:

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .cache import KVSequence
+from .cache import BlockPool, KVSequence
 from .cost_model import LARGEST
-from .draft_head import DraftHead
-from .messages import PREFILL_CHUNK, HeadStep, Model, Run
+from .messages import PREFILL_CHUNK, Head, Model, Run
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 """Numbers of tokens whose costs are measured, and to which forwards may be padded."""
@@ -83,9 +82,10 @@ def learn_costs(
     model.costs.learn(steady, max(change, 0.0), max(attention, 0.0), lasting=calm)
 
 
-def learn_step(head: DraftHead, target: Model) -> Generator[None]:
+def learn_step(head: Head, target: Model) -> Generator[None]:
     """Measure the first step of a chain: a forward of the `target` comes before each."""
-    step = HeadStep(np.zeros(head.widths[0], np.float32), None, (0,))
+    states = np.zeros((1, head.states_width), np.float32)
+    step = Run(KVSequence(BlockPool(0), 1), [0], 1, stepwise=True, states=states)
     with target.new_sequence() as sequence:
         between = partial(_forward, target, sequence, 2, 2)
         seconds = yield from _fastest(lambda _: head.forward([step]), between, [1], target.threads)

@@ -97,12 +97,6 @@ class CostModel:
             rate = SHAPE_RATE if self.measured else LEVEL_RATE
             self.seconds[size] += rate * unexplained
 
-    def follow(self, other: CostModel) -> None:
-        """No forward was run: the level goes towards that of `other`, a model on the same machine.
-        Otherwise a draft model that was slow in a busy moment would never be asked again."""
-        if self.measured and other.measured:
-            self.level += LEVEL_RATE * (other.level - self.level)
-
     @property
     def single_token_size(self) -> int:
         """The fastest size for one token a forward: 2 where the kernel for one row is slower."""

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from .acceptance import TargetRows, Verification, verify
-from .adjustment import adjustment
+from .acceptance import TargetRows, Verification, adjustment, verify
 from .cache import KVSequence
 from .constraint import Allowed, wait
-from .drafters import AdaptiveDrafter
+from .drafts.drafter import AdaptiveDrafter
 from .guard import Guard
-from .head_drafters import EagleDrafter
 from .messages import PREFILL_CHUNK, Draft, Forward, Prompt, Reply, Run, next_chunk
 from .policy import Policy
-from .rounds import DraftToken, EmittedToken, Kind, Logprobs, Round
+from .rounds import DraftToken, EmittedToken, Kind, Round
 from .sampling import REACH, Sampling
 
 
@@ -38,12 +36,12 @@ def prefill(
     target: KVSequence,
     tokens: tuple[int, ...],
     prefix: int = 0,
-    head: EagleDrafter | None = None,
+    drafter: AdaptiveDrafter | None = None,
     fair_chunk: Callable[[int], int] = lambda context: PREFILL_CHUNK,
 ) -> Generator[Forward, Reply, Prompt]:
     """Run the tokens of a prompt that `target` does not hold yet, in chunks, beside other requests
     of `fair_chunk(context)` tokens. The first `prefix` tokens are a chunk of their own. `target`
-    must hold a proper prefix of the prompt. An EAGLE-3 `head` reads the states of each chunk; the
+    must hold a proper prefix of the prompt. The `drafter` may read the states of each chunk; the
     seconds are the target's."""
     seconds, size, last = 0.0, PREFILL_CHUNK, None
     while last is None:
@@ -56,8 +54,8 @@ def prefill(
         last = reply.logits.last() if rows else None
         size = fair_chunk(target.length) if reply.shared else size
         states = reply.logits.states(len(chunk))
-        if head is not None and states is not None:
-            yield from head.read_prompt(tokens, target.length, states)
+        if drafter is not None and states is not None:
+            yield from drafter.read_prompt(tokens, target.length, states)
     return Prompt(tokens, last, seconds)
 
 
@@ -72,14 +70,15 @@ def decode(
     guard: Guard | None = None,
     allowed: Allowed | None = None,
     logprobs: int | None = None,
+    elapsed: Callable[[], float] = lambda: 0.0,
 ) -> Decoding:
     """Decode an answer; without a drafter, by autoregressive decoding.
 
     `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
     Only `allowed` tokens are chosen; the drafter shares that object. Rounds have `logprobs`, with
-    so many of the likeliest tokens, unless it is None. Yields a Forward, which expects a Reply, a
-    Round (`shown_at` is 0), or a Future to wait for, which expect None. Returns "stop", "length" or
-    "context". Raises ValueError if the prompt leaves no room for an answer."""
+    so many of the likeliest tokens, unless it is None, and are shown at `elapsed()`. Yields a
+    Forward, which expects a Reply, a Round, or a Future to wait for, which expect None. Returns
+    "stop", "length" or "context". Raises ValueError if the prompt leaves no room for an answer."""
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
@@ -90,15 +89,15 @@ def decode(
     masks = None if allowed is None else (yield from wait(allowed.begin([])))
     rows = TargetRows(prompt.logits, context, adjust, masks)
     first = verify(rows, Draft(), sampling)
-    round_, [token] = settle(
-        rows, Draft(), first, limits.stop_ids, prompt.seconds, logprobs, "first"
-    )
+    stop_ids, seconds = limits.stop_ids, prompt.seconds
+    round_, [token] = round_of(rows, Draft(), first, stop_ids, seconds, logprobs, "first")
     context.append(token)
     if allowed is not None:
-        allowed.settle([token])
+        allowed.commit([token])
+    round_.shown_at = elapsed()
     yield round_
     try:
-        while token not in limits.stop_ids:
+        while token not in stop_ids:
             left = budget - (len(context) - len(prompt.tokens))
             if not left:
                 return exhausted
@@ -131,20 +130,21 @@ def decode(
             policy.others = reply.others
             # Accepted tokens and the target's own join the text; the cache forgets the others.
             states = rows.logits.states(verification.accepted + 1)
-            round_, added = settle(rows, draft, verification, limits.stop_ids, seconds, logprobs)
+            round_, added = round_of(rows, draft, verification, stop_ids, seconds, logprobs)
             context += added
             target.truncate(len(context) - 1)
             if allowed is not None:
-                allowed.settle(added)
-            policy.record_round(draft.seconds, seconds, len(added), len(context))
+                allowed.commit(added)
+            policy.record_round(draft.seconds + seconds, len(added))
             token = added[-1]
+            round_.shown_at = elapsed()
             yield round_
         return "stop"
     finally:
         target.truncate(min(target.length, len(context) - 1))
 
 
-def settle(
+def round_of(
     rows: TargetRows,
     draft: Draft,
     verification: Verification,
@@ -156,16 +156,13 @@ def settle(
     """The round of a verification, cut after the first stop token, and the tokens that it adds.
     `undrafted` is the kind of the target's token in a round without draft tokens."""
     added = [*draft.tokens[: verification.accepted], verification.token]
-    stopped = [index for index, token in enumerate(added) if token in stop_ids]
-    added = added[: stopped[0] + 1] if stopped else added
-    accepted = min(len(added), verification.accepted)
+    end = next((index for index, token in enumerate(added, 1) if token in stop_ids), len(added))
+    added = added[:end]
+    accepted = min(end, verification.accepted)
+    pairs = enumerate(zip_longest(draft.proposals, verification.probabilities))
     drafted = tuple(
-        DraftToken(
-            proposal.token, proposal.probability, probability, index < accepted, proposal.source
-        )
-        for index, (proposal, probability) in enumerate(
-            zip_longest(draft.proposals, verification.probabilities)
-        )
+        DraftToken(drafted.token, drafted.probability, target, index < accepted, drafted.source)
+        for index, (drafted, target) in pairs
     )
     emitted = None
     if len(added) > accepted:
@@ -175,10 +172,6 @@ def settle(
             verification.token_probability,
             margin=verification.margin,
         )
-    alternatives: tuple[Logprobs, ...] = ()
-    if logprobs is not None:
-        logits = rows.logits
-        alternatives = tuple(
-            logits.logprobs(row, token, logprobs) for row, token in enumerate(added)
-        )
+    rated = [] if logprobs is None else list(enumerate(added))
+    alternatives = tuple(rows.logits.logprobs(row, token, logprobs or 0) for row, token in rated)
     return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives), added

@@ -15,14 +15,22 @@ from . import cost_measurement, numerics
 from .checkpoint import PairFiles, release_file, weights_size
 from .cost_model import LARGEST
 from .draft_head import DraftHead
+from .drafts.draft_sources import (
+    LOOKUPS,
+    DraftSource,
+    EagleSource,
+    HeadSource,
+    ModelSource,
+    TranslatedSource,
+)
 from .eagle_head import EagleHead
 from .faults import BadInput, Busy
-from .messages import PREFILL_CHUNK, Model, ModelSettings
-from .model import PagedModel, open_model
-from .policy import MAX_DRAFT, Acceptance, Policy
+from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
+from .model import open_model
+from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile
-from .request import Request, Target, models
+from .request import Request, Target
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
@@ -78,10 +86,10 @@ class Engine:
         self._lock = Lock()
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
-        self._draft: PrefixCache | DraftHead | None = None
+        self.draft: HeadSource | ModelSource | None = None
         exact = self._targets["exact"] = self._compile("exact")
-        self._has_head = files.head is not None and isinstance(exact.model, PagedModel)
-        self.drafts = self._has_head or files.draft is not None
+        self._head = files.head if exact.model.paged else None
+        self.drafts = self._head is not None or files.draft is not None
         if self.drafts and not files.draft_later:
             self._open_draft(exact)
         self._release_files()
@@ -123,7 +131,7 @@ class Engine:
 
     def compiled(self, name: str) -> bool:
         """Whether all instances for these numerics are compiled; measurements may be missing."""
-        opened = self._draft is not None or not self.drafts
+        opened = self.draft is not None or not self.drafts
         return opened and not self.target(name).model.settings.fixed_shapes
 
     @property
@@ -131,38 +139,41 @@ class Engine:
         targets = {name: target.profile for name, target in list(self._targets.items())}
         policy = self._targets["exact"].policy
         rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
-        known = self._known
-        costs, change, attention = policy.draft.lasting
-        draft = known.draft
-        if costs:
-            draft = replace(draft, costs=costs, change=change, attention=attention)
-        if isinstance(self._draft, PrefixCache):
-            draft = replace(draft, properties=self._draft.model.settings.properties)
-        return Profile(known.targets | targets, draft, rates)
+        draft, measured = self.draft, self._known.draft
+        if draft is not None and draft.runner.costs.lasting[0]:
+            costs, change, attention = draft.runner.costs.lasting
+            measured = replace(measured, costs=costs, change=change, attention=attention)
+        if draft is not None and draft.decoder is not None:
+            measured = replace(measured, properties=draft.decoder.settings.properties)
+        return Profile(self._known.targets | targets, measured, rates)
+
+    @property
+    def draft_step(self) -> float:
+        """Expected seconds of a draft token; 0 without a draft model or head, or before it ran."""
+        return 0.0 if self.draft is None else self.draft.runner.costs.forward(1)
 
     def submit(
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
         """Hand a request to the scheduler, with `first` before all that wait. The events of its
         Handle are Rounds. Raises Busy, or BadInput if the KV cache could never hold the request."""
-        prompt, draft = len(request.tokens), self._draft
+        prompt = len(request.tokens)
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
-        caches = [cache for cache in (target.prefixes, draft) if isinstance(cache, PrefixCache)]
-        blocks = {}
-        for cache in caches:
-            # The prompt is kept for reuse; in a PagedModel the answer shares its whole blocks.
-            size, paged = cache.model.block_size, isinstance(cache.model, PagedModel)
-            read, longest = cache.longest(prompt), cache.longest(tokens)
-            prompt_blocks, text_blocks = -(-read // size), -(-(longest + MAX_DRAFT + 1) // size)
-            blocks[cache] = prompt_blocks + text_blocks - (read // size if paged else 0)
+        models: dict[str, Runner] = {"target": target.model}
+        blocks = {target.prefixes: target.prefixes.most_blocks(prompt, tokens)}
+        sources: tuple[DraftSource, ...] = LOOKUPS
+        if (draft := self.draft) is not None:
+            sources = *LOOKUPS, draft
+            models["draft"] = draft.runner
+            blocks |= draft.blocks(prompt, tokens)
         if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
             )
-        work, merged = request.work(target, draft), target.invariance.merged_tokens
-        handle = Handle(work, models(target, draft), blocks, merged, stop or Event(), request.timed)
+        work, merged = request.work(target, sources), target.invariance.merged_tokens
+        handle = Handle(work, models, blocks, merged, stop or Event(), request.timed)
         return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:
@@ -173,7 +184,7 @@ class Engine:
         with self._lock:
             self._targets.clear()
             self._caches.clear()
-            self._draft = None
+            self.draft = None
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
@@ -186,8 +197,6 @@ class Engine:
         rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
         limit = min(invariance.tokens or LARGEST, LARGEST) - 1
         policy = Policy(limit=limit, costs=model.costs, acceptance=rates)
-        if name != "exact":
-            policy.draft = self._targets["exact"].policy.draft
         target = Target(name, model, prefixes, invariance, policy)
         if known is not None and known.costs:
             model.costs.learn(known.costs, known.change, known.attention, lasting=True)
@@ -196,18 +205,16 @@ class Engine:
 
     def _open_draft(self, target: Target) -> None:
         files, known = self._files, self._known
-        draft: DraftHead | Model
-        head = files.head if self._has_head else None
-        source = head or files.draft
+        source = self._head or files.draft
+        draft: HeadSource | ModelSource
         if source is None:
             return
-        if head is not None and not files.head_layers:
-            draft = self._draft = DraftHead(head, self.core)
+        if self._head is not None and not files.head_layers:
+            draft = HeadSource(DraftHead(self._head, self.core))
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
-            ir = isinstance(source, Path)
-            device = "CPU" if head else files.draft_device
-            tried = source, device, files.kv_cache, ir, self.core
+            device = "CPU" if self._head else files.draft_device
+            tried = source, device, files.kv_cache, isinstance(source, Path), self.core
             properties = known.draft.properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
@@ -215,18 +222,19 @@ class Engine:
             if files.translation is None:
                 vocabulary = min(target.model.vocabulary_size, vocabulary)
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
-            if head is not None and isinstance(files.target, Path):
-                draft = EagleHead(head, files.target, settings, self.core)
+            if self._head is not None and isinstance(files.target, Path):
+                head = EagleHead(self._head, files.target, settings, self.core)
+                draft = EagleSource(head, head.head_tokens)
             else:
-                draft = open_model(source, settings, self.core)
-            self._fix_cache(draft)
-            self._draft = self._caches["draft"] = PrefixCache(
-                draft, context=files.draft_context, translation=files.translation
-            )
+                model = open_model(source, settings, self.core)
+                draft = ModelSource(model, files.draft_context)
+                if files.translation is not None:
+                    draft = TranslatedSource(model, files.draft_context, files.translation)
+            self._fix_cache(draft.decoder)
+            self._caches["draft"] = draft.prefixes
         if costs := known.draft.costs:
-            draft.costs.learn(costs, known.draft.change, known.draft.attention, lasting=True)
-        for target in list(self._targets.values()):
-            target.policy.draft = draft.costs
+            draft.runner.costs.learn(costs, known.draft.change, known.draft.attention, lasting=True)
+        self.draft = draft
 
     def _preparation(self, target: Target) -> Generator[None]:
         """Prepare what the first token does not need, one step for each yield."""
@@ -234,20 +242,19 @@ class Engine:
         try:
             for _ in model.compiling:
                 yield
-            if self.drafts and self._draft is None:
+            if self.drafts and self.draft is None:
                 self._open_draft(target)
                 yield
-            draft = self._draft.model if isinstance(self._draft, PrefixCache) else None
-            for _ in draft.compiling if draft else ():
+            draft = self.draft
+            decoder = None if draft is None else draft.decoder
+            for _ in decoder.compiling if decoder else ():
                 yield
             if not target.measured:
                 guarded = target.invariance.guard is not None
-                yield from cost_measurement.learn_costs(model, draft, guarded=guarded)
+                yield from cost_measurement.learn_costs(model, decoder, guarded=guarded)
                 target.measured = datetime.now(UTC).date().isoformat()
-            if isinstance(self._draft, DraftHead) and not self._draft.costs.measured:
-                yield from cost_measurement.learn_step(self._draft, model)
-            if draft is not None and not draft.costs.measured:
-                yield from cost_measurement.learn_costs(draft, model, rows=1)
+            if draft is not None and not draft.runner.costs.measured:
+                yield from draft.measure(model)
             self._release_files()
             self._remember(self.profile)
         except Exception as error:

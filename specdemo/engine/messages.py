@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,9 +52,12 @@ class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
     `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs without padding, also where the model pads (`least_tokens`). An EAGLE-3 head
-    reads for each token the target's `states` (float32 [tokens, S]), or `chained` (float32
-    [tokens, H]), its own of the token before."""
+    `unpadded` runs without padding, also where the model pads (`least_tokens`).
+
+    An EAGLE-3 head reads for each token the target's `states` (float32 [tokens, S]), or `chained`
+    (float32 [tokens, H]), its own of the token before. A draft head reads one token a run, always
+    with the target's `states` that gave the last verified token, and after the first one with
+    `chained`; it has no cache, so `sequence` stays empty."""
 
     sequence: KVSequence
     tokens: tuple[int, ...] | list[int]
@@ -75,7 +78,7 @@ class Logits(NamedTuple):
     state: np.ndarray | None = None
 
     def best(self, index: int) -> int:
-        """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
+        """The argmax of row `index`. OpenVINO's TopK takes two hundred times as long as numpy."""
         return int(self.rows[index].argmax())
 
     def margin(self, index: int) -> float:
@@ -84,7 +87,7 @@ class Logits(NamedTuple):
         return float(row[best] - second)
 
     def logprobs(self, index: int, token: int, count: int) -> Logprobs:
-        """The log-probabilities of row `at`: of `token`, and of the `count` likeliest tokens."""
+        """The log-probabilities of row `index`: of `token`, and of the `count` likeliest tokens."""
         row, log_sum = self.rows[index], float(self.log_sum[index])
         likeliest = np.argpartition(-row, min(count, len(row) - 1))[:count]
         best = sorted((-float(row[id]), int(id)) for id in likeliest)
@@ -92,7 +95,7 @@ class Logits(NamedTuple):
         return Logprobs(float(row[token]) - log_sum, top)
 
     def probability(self, index: int, column: int) -> float:
-        """Softmax of row `at` at `column`, temperature 1."""
+        """Softmax of row `index` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[index, column]) - float(self.log_sum[index]), 0.0))
 
     def part(self, begin: int, end: int) -> Logits:
@@ -100,7 +103,7 @@ class Logits(NamedTuple):
         return Logits(self.rows[begin:end], self.log_sum[begin:end])
 
     def allowed(self, index: int, mask: Mask) -> Logits:
-        """Only row `at`. Tokens that the mask does not allow have logits of -inf, and so have those
+        """Only row `index`. Tokens that the mask does not allow have logits of -inf, as have those
         beyond it; one of the row's tokens must be allowed."""
         only = self.part(index, index + 1)
         if mask is None:
@@ -124,9 +127,9 @@ class Logits(NamedTuple):
         return Logits(self.rows[-1:], self.log_sum[-1:], state).copy()
 
     def last_state(self) -> np.ndarray:
-        """A copy of the last token's state, of a head's logits."""
+        """A copy of the last token's state, float32 [1, H], of a head's logits."""
         assert self.state is not None, "a draft head gives its states"
-        return np.array(self.state[-1])
+        return np.array(self.state[-1:])
 
     def states(self, count: int) -> np.ndarray | None:
         """A copy of the states of the first `count` tokens, or None."""
@@ -140,14 +143,22 @@ def one_row(row: np.ndarray) -> Logits:
 
 
 class Runner(Protocol):
-    """What runs forwards: a Model, or a draft head (`head.Head`). `seconds` adds up their time, and
-    `costs` learns it; `size` counts the tokens of the last one, with padding."""
+    """What runs forwards. `seconds` adds up their time, and `costs` learns it; `size` counts the
+    tokens of the last one, with padding."""
 
     seconds: float
     costs: CostModel
     size: int
 
-    def forward(self, batch: list[Any]) -> list[Logits]: ...
+    def forward(self, batch: list[Run]) -> list[Logits]: ...
+
+
+class Head(Runner, Protocol):
+    """A compiled draft head. Column j of its logits stands for token `head_tokens[j]` (int64 [V'])
+    and a row of the target's states has `states_width` values."""
+
+    head_tokens: np.ndarray
+    states_width: int
 
 
 class Translation(Protocol):
@@ -170,11 +181,13 @@ class Translation(Protocol):
 class Model(Runner, Protocol):
     """A decoder with a KV cache: `model.PagedModel`, which describes the methods,
     `torch_model.TorchModel`, or a test's toy. `least_tokens` may be raised: shorter forwards are
-    padded. Each step of `compiling` prepares what makes later forwards faster."""
+    padded. Each step of `compiling` prepares what makes later forwards faster. Forks of a `paged`
+    one share cache blocks, and it can give states to a draft head."""
 
     settings: ModelSettings
     threads: int
     least_tokens: int
+    paged: bool
     pool: BlockPool
     block_size: int
     vocabulary_size: int
@@ -186,16 +199,6 @@ class Model(Runner, Protocol):
     def new_sequence(self) -> KVSequence: ...
     def fork(self, source: KVSequence, length: int) -> KVSequence: ...
     def resize_cache(self, blocks: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStep:
-    """One step of a chain. `hidden` (float32 [H]) is of the row that gave the last verified token;
-    `state` (float32 [S]) is None for the first step; `tokens` holds the one token that is read."""
-
-    hidden: np.ndarray
-    state: np.ndarray | None
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ class Forward:
     """Asks for a run on the `model` "target" or "draft", a draft model or a draft head."""
 
     model: str
-    run: Run | HeadStep
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ class PagedModel:
     the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
     own, once `compiling` has made them. All instances share the cache."""
 
+    paged = True
+
     def __init__(
         self, xml: Path, settings: ModelSettings | None = None, core: ov.Core | None = None
     ):

@@ -13,9 +13,8 @@ MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with t
 READING_SHARE = 0.1
 """The most time for what a draft model must read first, as a share of the rest of the answer."""
 
-LIKELY_TOKENS = 50  # tokens of an answer that has only begun, if it may have so many
+LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
 FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
-OUTSIDE_RATE = 0.05  # weight of a round in the time outside inference
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
@@ -81,10 +80,9 @@ class RoundPlan:
     """What is expected of one round, and how many tokens to draft in it: `fixed` ones, or at most
     `limit`. `others` tokens of other requests share the forward.
 
-    `rows`: seconds of the forward in which 0, 1, ... tokens of this request are verified; from two
-    on with the time outside inference that a draft adds. `pace`: recent seconds a token, at most
-    those of autoregressive decoding; the seconds of a forward are divided by `others` + 1.
-    `remaining`: tokens that the answer is expected to still get.
+    `rows`: seconds of the forward in which 0, 1, ... tokens of this request are verified. `pace`:
+    recent seconds a token, at most those of autoregressive decoding; the seconds of a forward are
+    divided by `others` + 1. `remaining`: tokens that the answer is expected to still get.
 
     With the letters of Leviathan et al.: a draft of gamma tokens, each accepted with its own chance
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
@@ -98,6 +96,11 @@ class RoundPlan:
     rows: list[float]
     pace: float
     remaining: int
+
+    @property
+    def reading_seconds(self) -> float:
+        """The most time for what a draft model must read first."""
+        return READING_SHARE * self.remaining * self.pace
 
     def worth_reaching(self, survival: float) -> bool:
         """Whether to draft a token that is reached with the chance `survival`."""
@@ -140,19 +143,14 @@ class Policy:
     """Plans the rounds of one request. `fixed` is a draft length, or None to adapt; `limit` is the
     longest one. `others` is the number of tokens of other requests in the last forward.
 
-    All requests share the rest and learn from each other: `costs` are the target model's, `draft`
-    those of the draft model or head, `acceptance` the rates by source, `outside` the seconds of a
-    round outside inference, by whether it had draft tokens."""
+    All requests share the rest and learn from each other: `costs` are the target model's,
+    `acceptance` the rates by source."""
 
     fixed: int | None = None
     limit: int = MAX_DRAFT
     costs: CostModel = field(default_factory=CostModel)
-    draft: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
-    outside: dict[bool, float] = field(default_factory=dict)
     others: int = 0
-    regret: float = 0.0
-    """Seconds that recent rounds took longer than autoregressive decoding would have."""
     _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
@@ -160,28 +158,17 @@ class Policy:
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
         shared = self.acceptance if rates is None else rates
-        return Policy(fixed, self.limit, self.costs, self.draft, shared, self.outside)
+        return Policy(fixed, self.limit, self.costs, shared)
 
     def plan(self, context: int = 0, most: int = LIKELY_TOKENS) -> RoundPlan:
         """The plan of a round after `context` tokens, with at most `most` tokens to come."""
-        more = max(self.outside.get(True, 0.0) - self.outside.get(False, math.inf), 0.0)
         rows = self.costs.forwards(self.others, context)
         baseline = rows[1] if self.others else self.costs.baseline(context)
         pace = baseline / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        # A change of size is paid once; then single tokens cost the baseline's time. It counts in
-        # full until the rounds have lost as much as it costs (ski rental).
-        rows[1] = max(rows[1] - self.regret, min(rows[1], baseline))
-        return RoundPlan(
-            self.fixed,
-            self.limit,
-            self.others,
-            [*rows[:2], *(seconds + more for seconds in rows[2:])],
-            pace,
-            # As many as the answer has, at least LIKELY_TOKENS.
-            min(max(self._answered, LIKELY_TOKENS), most),
-        )
+        remaining = min(max(self._answered, LIKELY_TOKENS), most)
+        return RoundPlan(self.fixed, self.limit, self.others, rows, pace, remaining)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""
@@ -189,26 +176,10 @@ class Policy:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
 
-    def record_round(
-        self, drafting: float, verifying: float, tokens: int, context: int = 0
-    ) -> None:
-        """A round took seconds of `drafting` (0: no draft model was asked) and of `verifying`, and
-        gave `tokens` tokens after `context` ones."""
-        if not drafting:
-            self.draft.follow(self.costs)
+    def record_round(self, seconds: float, tokens: int) -> None:
+        """A round took `seconds` and gave `tokens` tokens."""
         for source in self.acceptance.values():
             source.total.fade()
         self._answered += tokens
-        seconds = (drafting + verifying) / (self.others + 1)
-        self._seconds = 0.9 * self._seconds + seconds
+        self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
         self._tokens = 0.9 * self._tokens + tokens
-        if not self.others:
-            lost = seconds - tokens * self.costs.baseline(context)
-            most = self.costs.change * self.costs.level
-            self.regret = min(max(self.regret + lost, 0.0), most)
-
-    def record_outside(self, seconds: float, drafted: bool) -> None:
-        """A round that shared no forward took `seconds` outside inference."""
-        known = self.outside.get(drafted, seconds)
-        # A pause of the machine counts no more than twice the usual time.
-        self.outside[drafted] = known + OUTSIDE_RATE * (min(seconds, 2 * known) - known)

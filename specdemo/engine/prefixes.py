@@ -1,9 +1,8 @@
 """The prefix cache: keeps the texts of a model for later requests."""
 
-from collections.abc import Callable
-
 from .cache import KVSequence
-from .messages import Model, Prompt, Translation
+from .messages import Model, Prompt
+from .policy import MAX_DRAFT
 
 SPARE_TOKENS = 8192  # kept at most; the newest text stays, whatever its length
 
@@ -12,20 +11,15 @@ class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
     text, or whole chunks of `chunk` tokens at fixed places; `template_prefix`, which a template
     gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
-    target model's logits. The model reads at most `context` tokens, 0 for any number, of another
-    vocabulary if there is a `translation` (`PairFiles`)."""
+    target model's logits."""
 
     def __init__(
         self,
         model: Model,
         chunk: int = 1,
         template_prefix: tuple[int, ...] = (),
-        context: int = 0,
-        translation: Callable[[], Translation] | None = None,
     ):
         self.model = model
-        self.translation = translation
-        self.context = context
         self.chunk = chunk
         self.template_prefix = template_prefix
         self._kept: dict[tuple[int, ...], tuple[KVSequence, Prompt | None]] = {}
@@ -61,12 +55,13 @@ class PrefixCache:
         self._kept[text] = sequence, prompt
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
 
-    def longest(self, tokens: int) -> int:
-        """The most tokens that a request of `tokens` tokens of the target may hold in this cache.
-        Another vocabulary may need twice as many for a text; a longer one is not read."""
-        if self.translation is None:
-            return tokens
-        return min(2 * tokens, self.model.pool.limit * self.model.block_size // 2)
+    def most_blocks(self, prompt: int, tokens: int) -> int:
+        """The most blocks that a request of `tokens` tokens can take, `prompt` of them in the
+        prompt. The prompt is kept for reuse; in a paged model the answer shares its whole
+        blocks."""
+        size = self.model.block_size
+        shared = prompt // size if self.model.paged else 0
+        return -(-prompt // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold. Safe to call from any thread."""

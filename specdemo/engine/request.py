@@ -2,24 +2,21 @@
 
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from .acceptance import TargetRows
-from .adjustment import adjustment
+from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
 from .constraint import Allowed, Constraint
-from .decode import Decoding, Limits, decode, prefill
-from .draft_head import DraftHead
-from .drafters import AdaptiveDrafter, make_drafter
-from .eagle_head import EagleHead
+from .decode import Limits, decode, prefill
+from .drafts.draft_sources import DraftSource
+from .drafts.drafter import AdaptiveDrafter, DraftRequest
 from .guard import Guard
-from .head_drafters import EagleDrafter
-from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run, Runner
-from .model_drafters import ModelDrafter
+from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Invariance, ModelProfile
@@ -66,12 +63,12 @@ class Target:
 
 @dataclass
 class Request:
-    """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
-    `make_drafter`, `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times
-    count as if the prefill had taken that long. `rates` replace the acceptance rates that requests
-    share. Nothing is prepared beside a `timed` request. A `constraint` belongs to one request.
-    Rounds have `logprobs` with so many of the likeliest tokens, unless it is None. `prediction`:
-    tokens that the answer may repeat."""
+    """A request, and afterwards its answer's times (seconds). `drafter` is a value of the setting,
+    `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times count as if the
+    prefill had taken that long. `rates` replace the acceptance rates that requests share. Nothing
+    is prepared beside a `timed` request. A `constraint` belongs to one request. Rounds have
+    `logprobs` with so many of the likeliest tokens, unless it is None. `prediction`: tokens that
+    the answer may repeat."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -84,129 +81,83 @@ class Request:
     constraint: Constraint | None = None
     logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    answer: list[int] = field(default_factory=list)
+    """Tokens of an answer, for requests that ask what follows them."""
 
     prefill: float = 0.0
     reused: int = 0
     cpu: float = 0.0
     inference: float = 0.0
-    answer: list[int] = field(default_factory=list)
 
-    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
-        """Decode, with `draft` if the drafter uses it; returns the finish reason."""
-        since = perf_counter()
+    def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
+        """Decode with drafts of these `sources`; returns the finish reason."""
+        started = perf_counter()
         policy = target.policy.for_request(self.draft_tokens, self.rates)
         allowed = None if self.constraint is None else Allowed(self.constraint)
-        drafter = self._drafter(policy, draft, allowed)
-        model = None if drafter is None else drafter.model
-        sequence = None
-        try:
-            prompt, sequence = yield from self._prompt(target, model)
+        tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
+        asked = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
+        sources = [source for source in sources if self.drafter in source.drafters]
+        runners = [target.model, *(source.runner for source in sources if source.runner)]
+        with ExitStack() as ends:
+            drafters = []
+            for source in sources:
+                if (opened := source.open(asked)) is not None:
+                    drafters.append(opened)
+                    ends.callback(source.close, opened)
+            drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
+            prompt, sequence = yield from self._prompt(target, drafter)
+            ends.enter_context(sequence)
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
-                since = perf_counter() - self.prefill_seconds
-            decoding = decode(
-                prompt,
-                target=sequence,
-                drafter=drafter,
-                policy=policy,
-                sampling=self.sampling,
-                limits=self.limits,
-                guard=Guard(target.invariance.guard) if target.invariance.guard else None,
-                allowed=allowed,
-                logprobs=self.logprobs,
-            )
-            return (yield from self._timed(decoding, models(target, draft), policy, since))
-        finally:
-            if sequence is not None:
-                sequence.release()
-            if isinstance(draft, PrefixCache) and isinstance(model, ModelDrafter | EagleDrafter):
-                model.sequence.truncate(model.of_prompt(self.tokens))
-                draft.keep(model.sequence)
+                started = perf_counter() - self.prefill_seconds
+            begun, cpu = sum(runner.seconds for runner in runners), time.process_time()
 
-    def _drafter(
-        self, policy: Policy, draft: PrefixCache | DraftHead | None, allowed: Allowed | None
-    ) -> AdaptiveDrafter | None:
-        sequence, columns, reach, translation, prompt = None, None, 0, None, None
-        if isinstance(draft, DraftHead):
-            columns = draft.head_tokens
-        elif draft is not None and self.drafter in ("auto", "model"):
-            reach, tokens = draft.context, self.tokens
-            if isinstance(draft.model, EagleHead):
-                columns, tokens = draft.model.head_tokens, tokens[1:]
-            if draft.translation is not None:
-                translation = draft.translation()
-                prompt = translation.read(list(tokens)) or []
-                most = len(tokens) + self.limits.max_new_tokens
-                longest = draft.longest(min(most, self.limits.context_limit))
-                reach, tokens = min(reach or longest, longest), tuple(prompt)
-            sequence, _ = draft.find(tokens)
-        return make_drafter(
-            self.drafter,
-            policy,
-            self.sampling,
-            head_tokens=columns,
-            sequence=sequence,
-            reach=reach,
-            allowed=allowed,
-            adjustment=adjustment(self.sampling, self.tokens),
-            prediction=self.prediction,
-            translation=translation,
-            prompt=prompt,
-        )
+            def elapsed() -> float:
+                self.inference = sum(runner.seconds for runner in runners) - begun
+                return perf_counter() - started
+
+            try:
+                return (
+                    yield from decode(
+                        prompt,
+                        target=sequence,
+                        drafter=drafter,
+                        policy=policy,
+                        sampling=self.sampling,
+                        limits=self.limits,
+                        guard=Guard(target.invariance.guard) if target.invariance.guard else None,
+                        allowed=allowed,
+                        logprobs=self.logprobs,
+                        elapsed=elapsed,
+                    )
+                )
+            finally:
+                self.cpu = time.process_time() - cpu
 
     def _prompt(
-        self, target: Target, model: object = None
+        self, target: Target, drafter: AdaptiveDrafter | None = None
     ) -> Generator[Forward, Reply, tuple[Prompt, KVSequence]]:
-        """The prefilled prompt, and a sequence that holds it, which the caller must release. If the
-        drafter's `model` is an EAGLE-3 head, it reads the prompt where that pays."""
+        """The prefilled prompt, and a sequence that holds it, which the caller must release."""
         prefixes = target.prefixes
         sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
             if prompt is None:
                 prefix = prefixes.template_prefix_of(self.tokens)
-                most, head = self.limits.max_new_tokens, None
-                if isinstance(model, EagleDrafter) and model.reads_prompt(len(self.tokens), most):
-                    head = model
                 fair = target.fair_chunk
-                prompt = yield from prefill(sequence, self.tokens, prefix, head, fair)
+                prompt = yield from prefill(sequence, self.tokens, prefix, drafter, fair)
                 prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
         except BaseException:
             sequence.release()
             raise
         return prompt, sequence
 
-    def _timed(
-        self, decoding: Decoding, named: Mapping[str, Runner], policy: Policy, since: float
-    ) -> Decoding:
-        """Run `decoding` and set `shown_at` of its rounds, in seconds from `since`."""
-        begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
-        reply, shown = None, 0.0
-        try:
-            while True:
-                event = decoding.send(reply)
-                if isinstance(event, Round):
-                    inference = sum(model.seconds for model in named.values()) - begun
-                    event.shown_at = perf_counter() - since
-                    if self.answer and not policy.others:
-                        spent = event.shown_at - shown - (inference - self.inference)
-                        policy.record_outside(spent, bool(event.drafted))
-                    self.answer += [token.id for token in event.tokens]
-                    self.inference, shown = inference, event.shown_at
-                reply = yield event
-        except StopIteration as done:
-            reason: str = done.value
-            return reason
-        finally:
-            decoding.close()
-            self.cpu = time.process_time() - cpu
-
 
 @dataclass
 class NextToken(Request):
     """Gives the target model's distribution of the token after the prompt and `answer`."""
 
-    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
+    def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
         prompt, sequence = yield from self._prompt(target)
         with sequence:
             logits = prompt.logits
@@ -226,7 +177,7 @@ class PromptLogprobs(Request):
     """Gives the Logprobs of each token of the prompt but the first, with so many of the likeliest
     tokens. They come from prefill forwards, which may round otherwise than those of an answer."""
 
-    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
+    def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
         logprobs: list[Logprobs] = []
         size, count = PREFILL_CHUNK, self.logprobs or 0
         with target.model.new_sequence() as sequence:
@@ -237,11 +188,3 @@ class PromptLogprobs(Request):
                 logprobs += [reply.logits.logprobs(row, token, count) for row, token in rows]
                 size = target.fair_chunk(sequence.length) if reply.shared else size
         return logprobs
-
-
-def models(target: Target, draft: PrefixCache | DraftHead | None) -> dict[str, Runner]:
-    """The models by their names in Forwards: "target" and, with `draft`, "draft"."""
-    named: dict[str, Runner] = {"target": target.model}
-    if draft is not None:
-        named["draft"] = draft.model if isinstance(draft, PrefixCache) else draft
-    return named

@@ -32,7 +32,7 @@ _11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
 class Sampling:
     """How tokens are chosen: by `temperature` (0: greedy), among the `top_k` likeliest (0: all), of
     these among the smallest set that holds `top_p` of their mass, of these among the ones that have
-    at least `min_p` of the likeliest one's probability. `adjustment.Adjustment` defines penalties
+    at least `min_p` of the likeliest one's probability. `acceptance.Adjustment` defines penalties
     and biases, which come first."""
 
     temperature: float = 0.0

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .faults import Busy, RequestFailed
-from .messages import Forward, Reply, Run, Runner
+from .messages import Forward, Reply, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
@@ -90,8 +90,7 @@ class Handle:
     @property
     def goes_on(self) -> bool:
         """Whether the pending forward is a chunk of a prompt, and not its last one."""
-        run = self.pending.run
-        return isinstance(run, Run) and not run.stepwise and run.rows != 1
+        return not self.pending.run.stepwise and self.pending.run.rows != 1
 
     @property
     def awaits(self) -> bool:
@@ -118,9 +117,9 @@ class Handle:
         finally:
             if event is not END:
                 self.stop.set()
-                with suppress(Empty):
-                    while self.queue.get(timeout=30.0) is not END:
-                        pass
+            with suppress(Empty):
+                while event is not END:
+                    event = self.queue.get(timeout=30.0)
         if self.error is not None:
             raise self.error
 
@@ -164,15 +163,13 @@ class Scheduler:
 
     def run_in_background(self, work: Generator[None]) -> None:
         """Do this work one step at a time, between the forwards of requests."""
-        with self._wake:
-            self._background.append(work)
-            self._wake.notify()
+        self._background.append(work)
+        self._notify()
 
     def hurry(self) -> None:
         """Do background work from now on, beside requests too."""
-        with self._wake:
-            self._hurried = True
-            self._wake.notify()
+        self._hurried = True
+        self._notify()
 
     def waiting(self, request: Handle) -> Waiting:
         """The place of a request in the queue, 0 when it is active, and the seconds left."""
@@ -215,7 +212,7 @@ class Scheduler:
                 self._restarts += 1
 
     def _wait_for_work(self) -> bool:
-        """Wait for requests or background work; gives whether a step of background work is due."""
+        """Gives whether a step of background work is due."""
         with self._wake:
             due = self._background_is_due()
             while not (due or self._closed or self._queue or self._active):
@@ -263,8 +260,7 @@ class Scheduler:
                 # Last, one prompt that goes on: the one of which the least was read. So a new
                 # request waits for one chunk of the others' prompts, and for none of longer ones.
                 long = [handle for handle in waiting if handle.goes_on]
-                short = [handle for handle in waiting if not handle.goes_on]
-                for batch in _batches(sorted(short, key=lambda handle: handle.tokens)):
+                for batch in _batches([handle for handle in waiting if not handle.goes_on]):
                     self._forward(batch)
                 if long:
                     self._forward([min(long, key=lambda h: h.pending.run.sequence.length)])
@@ -288,7 +284,6 @@ class Scheduler:
             self._resume(request, None)
 
     def _unreserved(self, cache: PrefixCache) -> int:
-        """Blocks of a cache that are not reserved for active requests."""
         reserved = sum(request.blocks.get(cache, 0) for request in self._active)
         return cache.model.pool.limit - reserved
 
@@ -306,23 +301,22 @@ class Scheduler:
         seconds = perf_counter() - begun
         total = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
-            others, request.pending = total - request.tokens, None
-            shared = request.most_others > 0
+            others, shared = total - request.tokens, request.most_others > 0
+            request.pending = None
             self._resume(request, Reply(part, seconds, model.size, others, shared))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
-        """Let the request go on until it needs a forward or ends."""
-        send, put = request.work.send, request.queue.put
+        """Let the request go on until it needs a forward or awaits a Future, or ends."""
         try:
-            event = send(reply)
+            event = request.work.send(reply)
             request.awaited = None
             while type(event) is not Forward:
                 if isinstance(event, Future):
                     request.awaited = event
-                    event.add_done_callback(self._awaited_is_done)
+                    event.add_done_callback(lambda _: self._notify())
                     return
-                put(event)
-                event = send(None)
+                request.queue.put(event)
+                event = request.work.send(None)
             request.pending = event
         except StopIteration as done:
             request.result = done.value
@@ -331,7 +325,7 @@ class Scheduler:
         except Exception as error:
             self._end(request, error)
 
-    def _awaited_is_done(self, _: Future[Any]) -> None:
+    def _notify(self) -> None:
         with self._wake:
             self._wake.notify()
 
@@ -346,14 +340,14 @@ class Scheduler:
 
 
 def _batches(requests: list[Handle]) -> list[list[Handle]]:
-    """Batches of one model and at most `merged_tokens` tokens; a larger request gets its own."""
+    """Batches of one model and at most `merged_tokens` tokens, the shortest first; a larger request
+    gets its own."""
     batches: list[list[Handle]] = []
-    for model in dict.fromkeys(request.model for request in requests):
-        room = -1
-        for request in (request for request in requests if request.model is model):
-            if request.tokens > room:
-                batches.append([])
-                room = request.merged_tokens
-            batches[-1].append(request)
-            room -= request.tokens
+    model, room = None, -1
+    for request in sorted(requests, key=lambda request: (id(request.model), request.tokens)):
+        if request.tokens > room or request.model is not model:
+            batches.append([])
+            model, room = request.model, request.merged_tokens
+        batches[-1].append(request)
+        room -= request.tokens
     return batches

@@ -110,6 +110,7 @@ class TorchModel:
 
     block_size = BLOCK_SIZE
     compiling = ()
+    paged = False
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
         device = settings.device.removeprefix(TORCH)

@@ -201,7 +201,7 @@ class Session(AbstractContextManager["Session"]):
         policy, context = self._engine.target(numerics).policy, prompt + answer // 2
         _, *seconds = policy.costs.forwards(context=context)
         token = policy.costs.baseline(context)
-        return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
+        return ForwardCosts(tuple(seconds), self._engine.draft_step, token) if token else None
 
     def _request(
         self, question: Question, kind: type[Request] = Request, **options: Any

@@ -1,0 +1,193 @@
+"""Chooses among the sources of draft tokens, token by token.
+
+Drafters run no model themselves: like decoding, they are generators that ask for forwards.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from ..constraint import Allowed, Mask, forced, wait
+from ..messages import Draft, Forward, Proposal, Reply
+from ..policy import MAX_DRAFT, Policy, RoundPlan
+from ..rounds import Source
+from ..sampling import Sampling
+
+Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What drafters know of a request, whose prompt and answer have at most `most_tokens` tokens.
+    The answer may repeat tokens of the `prediction`."""
+
+    prompt: tuple[int, ...]
+    most_tokens: int
+    sampling: Sampling
+    policy: Policy
+    prediction: tuple[int, ...] = ()
+
+
+class TokenDrafter:
+    """Proposes the tokens of one request's drafts, at most `depth` a draft, from the source `name`.
+    A `free` one takes no forwards. The proposals of a `binding` one are drawn from a distribution,
+    and must be verified whatever they are."""
+
+    name: Source
+    depth = MAX_DRAFT
+    free = False
+    binding = False
+
+    def read_prompt(
+        self, tokens: tuple[int, ...], end: int, states: np.ndarray
+    ) -> Generator[Forward, Reply, None]:
+        """Read the target's `states` of those prompt `tokens` that end at position `end`."""
+        yield from ()
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        """Begin a draft after `context`. `states`: as in `AdaptiveDrafter.propose`."""
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
+        raise NotImplementedError
+
+    def cost(self, drafted: list[int]) -> float:
+        """Seconds of the next step, with the drafted tokens that it must read first."""
+        return 0.0
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        """Seconds that the next step takes longer because of text that was not read."""
+        return 0.0
+
+
+class AdaptiveDrafter:
+    """Proposes, token by token, the token most likely to be accepted: from free `drafters`, or from
+    others where they are expected to save more time than they take. Of equally likely ones the last
+    drafter's is taken. With a constraint no token is proposed that it does not allow; one that it
+    forces is proposed as it is (source "grammar"), and accepted with certainty.
+
+    Acceptance rates count every proposal up to the first difference between draft and answer, even
+    one that was not verified.
+    """
+
+    def __init__(
+        self, drafters: Sequence[TokenDrafter], policy: Policy, allowed: Allowed | None = None
+    ):
+        self.drafters = sorted(drafters, key=attrgetter("free"), reverse=True)
+        self.policy = policy
+        self.allowed = allowed
+        self._length = 0
+        self._proposed: list[tuple[int | None, list[Proposal]]] = []
+        """The last draft, whether verified or not: each token, and what the sources proposed."""
+
+    def read_prompt(
+        self, tokens: tuple[int, ...], end: int, states: np.ndarray
+    ) -> Generator[Forward, Reply, None]:
+        for drafter in self.drafters:
+            yield from drafter.read_prompt(tokens, end, states)
+
+    def propose(
+        self, context: list[int], limit: int, states: np.ndarray | None = None
+    ) -> Generator[Any, Reply, Draft]:
+        """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
+        context only grows. `states` (float32 [tokens, H]) are the target's, of the tokens that its
+        last forward added to the context; the last one's logits gave the context's last token."""
+        self._record_proposals(context)
+        plan = self.policy.plan(len(context), limit)
+        limit = min(limit, plan.fixed or plan.limit)
+        for drafter in self.drafters:
+            drafter.start(context, states)
+        draft: list[Proposal] = []
+        survival, seconds = 1.0, 0.0
+        while len(draft) < limit and plan.worth_reaching(survival):
+            drafted = [proposal.token for proposal in draft]
+            mask = yield from self._mask(drafted)
+            if self.allowed is not None and mask is None:
+                break  # the constraint's language has ended
+            best: Proposal | None
+            proposals: list[Proposal] = []
+            token = None if mask is None else forced(mask)
+            if token is not None:
+                best = Proposal(token, "grammar", 1.0, 1.0)
+            else:
+                best, proposals, spent = yield from self._best(
+                    plan, context, drafted, survival, mask
+                )
+                seconds += spent
+            self._proposed.append((best and best.token, proposals))
+            if best is None:
+                break
+            draft.append(best)
+            survival *= best.acceptance
+        length = plan.best_length([proposal.acceptance for proposal in draft], seconds)
+        # The maximal coupling is exact only if no draft token is dropped because of its value.
+        drawn = [count for count, token in enumerate(draft, 1) if token.distribution is not None]
+        return Draft(tuple(draft[: max(length, max(drawn, default=0))]), seconds)
+
+    def _mask(self, drafted: list[int]) -> Generator[Any, None, Mask]:
+        """The tokens allowed after `drafted`. Slow ones are computed beside the engine's thread."""
+        if self.allowed is None:
+            return None
+        if self.allowed.slow:
+            yield from wait(self.allowed.begin(drafted))
+        return self.allowed.masks(drafted)[-1]
+
+    def _best(
+        self, plan: RoundPlan, context: list[int], drafted: list[int], survival: float, mask: Mask
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, list[Proposal], float]]:
+        """The proposal to draft next, if any; all proposals, and the seconds that they took."""
+        best, proposals, seconds = None, [], 0.0
+        for drafter in self.drafters:
+            if drafter.free or self._pays(drafter, plan, context, drafted, survival, best):
+                proposal, spent = yield from drafter.step(context, drafted, mask)
+                seconds += spent
+                if proposal is not None:
+                    proposals.append(proposal)
+                if drafter.binding or best is None or _at_least_as_likely(proposal, best):
+                    best = proposal
+        return best, proposals, seconds
+
+    def _pays(
+        self,
+        drafter: TokenDrafter,
+        plan: RoundPlan,
+        context: list[int],
+        drafted: list[int],
+        survival: float,
+        best: Proposal | None,
+    ) -> bool:
+        """Whether a step is expected to save time over the `best` proposal so far. What it must
+        read first may take a small share of the rest of the answer, which may turn out short."""
+        if len(drafted) >= drafter.depth:
+            return False
+        free = 0.0 if best is None else best.acceptance
+        expected = self.policy.accepted(drafter.name).total.upper_bound
+        if plan.fixed is not None:
+            return expected > free
+        step = drafter.cost(drafted)
+        if free:
+            saved = survival * (expected - free) * plan.pace - step
+        else:
+            saved = plan.gain(len(drafted), survival, expected, step)
+        return saved > 0 and drafter.catch_up(context, drafted) <= plan.reading_seconds
+
+    def _record_proposals(self, context: list[int]) -> None:
+        """Count which proposals the tokens added to the text confirm."""
+        for (drafted, proposals), token in zip(
+            self._proposed, context[self._length :], strict=False
+        ):
+            for proposal in proposals:
+                rates = self.policy.accepted(proposal.source)
+                rates.record(proposal.confidence, proposal.token == token)
+            if drafted != token:
+                break
+        self._proposed.clear()
+        self._length = len(context)
+
+
+def _at_least_as_likely(proposal: Proposal | None, other: Proposal) -> bool:
+    return proposal is not None and proposal.acceptance >= other.acceptance

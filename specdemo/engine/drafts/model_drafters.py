@@ -1,0 +1,303 @@
+"""The drafters that read logits: of draft models, of draft heads and of EAGLE-3 heads."""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..acceptance import adjustment
+from ..cache import KVSequence
+from ..constraint import Mask
+from ..cost_model import LARGEST, CostModel
+from ..messages import (
+    DEPTH,
+    PREFILL_CHUNK,
+    Forward,
+    Logits,
+    Proposal,
+    Reply,
+    Run,
+    Translation,
+    next_chunk,
+    one_row,
+)
+from ..policy import MAX_DRAFT
+from ..prefixes import common
+from ..sampling import DRAFT, Distribution, choose, distribution, draw
+from .drafter import DraftRequest, Step, TokenDrafter
+
+LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have ended
+
+
+@dataclass(eq=False)
+class LogitsDrafter(TokenDrafter):
+    """Makes a Proposal from logits. `costs` are the model's, and `sequence` is what it has read.
+    `head_tokens` (int64 [V']) maps the columns of a trimmed head to token ids; None if they are
+    equal. The model reads at most `context_limit` tokens (0: any number)."""
+
+    request: DraftRequest
+    costs: CostModel
+    sequence: KVSequence
+    head_tokens: np.ndarray | None = None
+    context_limit: int = 0
+
+    def __post_init__(self) -> None:
+        self.policy, self.sampling = self.request.policy, self.request.sampling
+        self.prompt = self.request.prompt
+        self.adjustment = adjustment(self.sampling, self.prompt)
+        head_tokens = self.head_tokens
+        self._columns: np.ndarray | None = None
+        if self.adjustment is not None and head_tokens is not None:
+            self._columns = np.full(head_tokens.max(initial=0) + 1, -1)
+            self._columns[head_tokens] = np.arange(len(head_tokens))
+        self.binding = not self.sampling.greedy and self.sampling.coupling == "maximal"
+
+    def reusable(self) -> int:
+        """How many tokens of the sequence a later request with the same prompt can use."""
+        return common(self.prompt, tuple(self.sequence.tokens))
+
+    def cost(self, drafted: list[int]) -> float:
+        return self.costs.forward(1)
+
+    def choose(
+        self, logits: Logits, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Proposal | None:
+        """The token after `context` and `drafted`; None if the `mask` allows none that it knows."""
+        sampling, ids = self.sampling, self.head_tokens
+        position = len(context) + len(drafted)
+        if self.adjustment is not None:
+            logits = one_row(self.adjustment(logits.rows[0], context, drafted, self._columns))
+        if mask is not None:
+            mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
+            if not mask.any():
+                return None
+            logits = logits.allowed(0, mask)
+        if self.binding:
+            source = distribution(logits.rows[0], sampling)
+            if ids is not None:
+                tokens = ids[source.ids]
+                order = tokens.argsort()
+                source = Distribution(tokens[order], source.probabilities[order])
+            token = draw(source, sampling.seed, position, DRAFT)
+            return self.proposal(token, source.probability(token), source)
+        column = logits.best(0)
+        if not sampling.greedy:
+            known = float(logits.rows[0, column]), float(logits.log_sum[0])
+            column, _ = choose(logits.rows[0], sampling, position, known, ids, reach=0.0)
+        token = column if ids is None else int(ids[column])
+        return self.proposal(token, logits.probability(0, column))
+
+    def proposal(
+        self, token: int, probability: float, source: Distribution | None = None
+    ) -> Proposal:
+        acceptance = self.policy.accepted(self.name)(probability)
+        return Proposal(token, self.name, probability, acceptance, probability, source)
+
+
+class HeadDrafter(LogitsDrafter):
+    """Proposes with a draft head. The head reads the target's hidden state that gave the last
+    verified token, that token, and the draft tokens after it. Its `sequence` stays empty."""
+
+    name = "head"
+    depth = DEPTH
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        self._hidden = None if states is None else states[-1:]
+        self._read = 0
+        self._state: np.ndarray | None = None
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        seconds = 0.0
+        for token in [context[-1], *drafted][self._read :]:
+            run = Run(self.sequence, [token], 1, True, states=self._hidden, chained=self._state)
+            reply = yield Forward("draft", run)
+            self._state = reply.logits.last_state()
+            seconds += reply.seconds
+        self._read = len(drafted) + 1
+        return self.choose(reply.logits, context, drafted, mask), seconds
+
+    def cost(self, drafted: list[int]) -> float:
+        return (len(drafted) + 1 - self._read) * self.costs.forward(1)
+
+
+class EagleDrafter(LogitsDrafter):
+    """Proposes with an EAGLE-3 head. Each row of `sequence` pairs the target's states of a token of
+    the text with the token after it. The rows of a chain come from the head's own states; once the
+    target has verified a draft, they are dropped and written anew from its states. The prompt is
+    read if that is expected to pay for the answer.
+
+    Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
+
+    name = "eagle3"
+    depth = DEPTH
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._first = 0  # position in the text of the first row
+        self._rows = self.sequence.length  # without those of a chain
+        self._states = np.zeros((0, 0), np.float32)  # of the text's tokens that have no row yet
+        size = len(self.prompt)
+        plan = self.policy.plan(size, self.request.most_tokens - size)
+        expected = self.policy.accepted(self.name).total.upper_bound
+        pays = plan.gain(0, 1.0, expected, self.costs.forward(1)) > 0
+        pays &= self.costs.forward(size) <= plan.reading_seconds
+        self._reads_prompt = pays or plan.fixed is not None
+
+    def read_prompt(
+        self, tokens: tuple[int, ...], end: int, states: np.ndarray
+    ) -> Generator[Forward, Reply, None]:
+        """Write the rows of those prompt `tokens` before position `end` that have `states` and a
+        token after them."""
+        if not self._reads_prompt:
+            return
+        begin = self._continue(end - len(states))
+        following = tokens[begin + 1 : end + 1]
+        if following:
+            added = states[len(states) - (end - begin) :][: len(following)]
+            yield Forward("draft", Run(self.sequence, following, 0, states=added))
+            self._rows = self.sequence.length
+
+    def reusable(self) -> int:
+        rows = tuple(self.sequence.tokens[: self._rows])
+        return 0 if self._first else common(self.prompt[1:], rows)
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        assert states is not None, "a target model for a head gives its states"
+        self.sequence.truncate(self._rows)
+        waiting = [*self._states, *states][-PREFILL_CHUNK:]
+        self._states = np.array(waiting)
+        self._continue(len(context) - 1 - len(waiting))
+        self._read = 0
+
+    def _continue(self, position: int) -> int:
+        """The position in the text of the next row, which is to be `position` or later: without the
+        rows between, the sequence begins anew."""
+        if self._first + self._rows < position:
+            self.sequence.truncate(0)
+            self._first, self._rows = position, 0
+        return self._first + self._rows
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        seconds = 0.0
+        waiting = len(self._states)
+        if waiting:
+            run = Run(self.sequence, context[-waiting:], 1, waiting <= LARGEST, states=self._states)
+            reply = yield Forward("draft", run)
+            seconds += reply.seconds
+            self._states, self._rows = self._states[:0], self.sequence.length
+            self._chained = reply.logits.last_state()
+        for token in drafted[self._read :]:
+            run = Run(self.sequence, [token], 1, True, chained=self._chained)
+            reply = yield Forward("draft", run)
+            seconds += reply.seconds
+            self._chained = reply.logits.last_state()
+        self._read = len(drafted)
+        return self.choose(reply.logits, context, drafted, mask), seconds
+
+    def cost(self, drafted: list[int]) -> float:
+        waiting = min(len(self._states), LARGEST)
+        chain = (len(drafted) - self._read) * self.costs.forward(1)
+        return chain + self.costs.forward(waiting) if waiting else chain
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        forward, waiting = self.costs.forward, len(self._states)
+        return forward(waiting) - forward(LARGEST) if waiting > LARGEST else 0.0
+
+
+class ModelDrafter(LogitsDrafter):
+    """Proposes with a second, smaller model. `sequence` may hold any text; the prefix that it
+    shares with the context is kept. Nothing is proposed beyond the model's context."""
+
+    name = "model"
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        if self.context_limit:
+            self.depth = min(MAX_DRAFT, self.context_limit + 1 - len(context))
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        pending = self._unread(context, drafted)
+        few, seconds = len(pending) <= LARGEST, 0.0
+        while pending:
+            chunk, rows = next_chunk(pending)
+            pending = pending[len(chunk) :]
+            reply = yield Forward("draft", Run(self.sequence, chunk, rows, few))
+            seconds += reply.seconds
+        return self.choose(reply.logits, context, drafted, mask), seconds
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        unread = len(self._unread(context, drafted))
+        return self.costs.forward(unread) - self.costs.forward(1)
+
+    def _unread(self, context: list[int], drafted: list[int]) -> list[int]:
+        """The tokens of `context` and `drafted` to run next: at least the last one. Cuts the
+        sequence to the text before them."""
+        text, read = [*context, *drafted], self.sequence.tokens
+        same = min(len(read), len(text) - 1)
+        while read[:same] != text[:same]:
+            same -= 1
+        self.sequence.truncate(same)
+        return text[same:]
+
+
+@dataclass(eq=False, kw_only=True)
+class TranslatedDrafter(ModelDrafter):
+    """Proposes with a draft model that has a vocabulary of its own: the target's tokens of the text
+    that it drafts. It drafts its likeliest tokens also where the target samples, since noise by
+    token id is not shared between vocabularies; so only a target's own choice can confirm them. The
+    request's prompt is in the draft model's tokens, its sampling greedy."""
+
+    translation: Translation
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._known = self.sequence.length  # tokens of the context when it was last read
+        self._steps, self._proposed = 2, 1  # forwards, and tokens that they gave; guesses at first
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        self._text: list[int] | None = None
+        self._chain: list[int] = []
+        self._chances: list[float] = []
+        self._ready: list[tuple[int, int]] = []
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        if not self._chain:
+            self._text, self._known = self.translation.read(context), len(context)
+        seconds = 0.0
+        for steps in range(LOOKAHEAD + 1):
+            self._ready = self.translation.translate(self._chain, steps < LOOKAHEAD)
+            tokens = [token for token, _ in self._ready]
+            shared = min(len(tokens), len(drafted))
+            if tokens[:shared] != drafted[:shared]:
+                break  # another source's token, or a word that became another token
+            if len(tokens) > len(drafted):
+                self._proposed += 1
+                return self._translated(len(drafted), mask), seconds
+            if self._text is None or len(self._text) + len(self._chain) >= self.context_limit:
+                break
+            if self._chain and self.translation.ends(self._chain[-1]):
+                break
+            own, spent = yield from super().step(self._text, self._chain)
+            seconds += spent
+            self._steps += 1
+            assert own is not None, "without a mask a draft model always proposes"
+            self._chain.append(own.token)
+            self._chances.append(own.confidence)
+        return None, seconds
+
+    def _translated(self, index: int, mask: Mask) -> Proposal | None:
+        """Token `index` of the draft: as likely as the draft model's tokens that begin in it."""
+        token, count = self._ready[index]
+        if mask is not None and not (token < len(mask) and mask[token]):
+            return None
+        begin = sum(begun for _, begun in self._ready[:index])
+        return self.proposal(token, math.prod(self._chances[begin : begin + count]))
+
+    def cost(self, drafted: list[int]) -> float:
+        if len(self._ready) > len(drafted):
+            return 0.0
+        return self.costs.forward(1) * self._steps / self._proposed
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        forward, waiting = self.costs.forward, max(len(context) - self._known, 1)
+        return 0.0 if self._chain else forward(waiting) - forward(1)
