@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from traces import at_pace
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
+from specdemo.engine.messages import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.engine.scheduler import Activity, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.pairs.registry import PairInfo

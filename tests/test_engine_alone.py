@@ -13,7 +13,7 @@ import specdemo
 ROOT = Path(specdemo.__file__).parent
 FILES = (
     "acceptance cache constraint decode drafts.draft_sources guard messages policy prefixes "
-    "profile request rounds sampling scheduler"
+    "profile request sampling scheduler"
 ).split()
 BLOCKED = """
 import importlib, sys

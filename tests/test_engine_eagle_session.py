@@ -4,7 +4,6 @@ target's."""
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import numpy as np
 import openvino as ov
@@ -42,6 +41,13 @@ def reference_pair(tiny_llama_pair, tmp_path_factory):
     return pair, ReferenceHead(folder / "head", embedding)
 
 
+@pytest.fixture(scope="module")
+def eagle_pair(tiny_llama_pair, tmp_path_factory):
+    """With an embedding of the head's own, and normalized states in its chains."""
+    folder = tmp_path_factory.mktemp("normalized")
+    return head_pair(tiny_llama_pair, folder, "int8", norm_output=True, embedding=True)
+
+
 def states_of(pair, tokens: list[int]) -> np.ndarray:
     model = PagedModel(pair.target, ModelSettings(hidden=Taps(LAYERS)))
     with model.new_sequence() as sequence:
@@ -72,58 +78,6 @@ def test_every_draft_along_an_answer_is_the_references(reference_pair):
                     logits, state, past = reference.rows(state[-1:], [token.id], past)
                 count += len(round_.tokens) - 1
             assert total > 30 and right == total
-
-
-@pytest.mark.parametrize("drafter", ["auto", "model"])
-@pytest.mark.parametrize("coupling", ["shared", "maximal"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("own", [{}, {"norm_output": True, "embedding": True}], ids=str)
-def test_answers_with_an_eagle_head_are_the_targets_own(
-    tiny_llama_pair, tmp_path, drafter, coupling, temperature, own
-):
-    pair = head_pair(tiny_llama_pair, tmp_path, "int8", **own)
-    wanted = dataclasses.replace(
-        DRAFTED, drafter=drafter, temperature=temperature, coupling=coupling, seed=3
-    )
-    without = dataclasses.replace(wanted, drafter="none")
-    with Session(pair) as session:
-        *_, trace = session.ask(Question("Count from one to five.", wanted))
-        *_, expected = session.ask(Question("Count from one to five.", without))
-    sources = {token.source for round_ in trace.rounds for token in round_.drafted}
-    assert "eagle3" in sources
-    if coupling == "shared" or not temperature:
-        assert trace.token_ids == expected.token_ids
-
-
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("length", [3, None])
-def test_requests_at_once_get_the_answers_that_each_gets_alone(reference_pair, count, length):
-    pair, _ = reference_pair
-    prompts = [f"{PROMPT[: 40 * number]} {number}" for number in range(count)]
-    ways = [
-        dataclasses.replace(DRAFTED, draft_tokens=length, temperature=temperature, seed=number)
-        for number, temperature in zip(range(count), (0.0, 0.8) * 2, strict=False)
-    ]
-    with Session(pair) as session:
-        session.prepare()
-        alone = []
-        for prompt, way in zip(prompts, ways, strict=True):
-            *_, trace = session.ask(Question(prompt, dataclasses.replace(way, drafter="none")))
-            alone.append(trace.token_ids)
-        found: dict[int, tuple[int, ...]] = {}
-
-        def ask(number: int) -> None:
-            *_, trace = session.ask(Question(prompts[number], ways[number]))
-            found[number] = trace.token_ids
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        uses = session.cache_blocks()
-    assert [found[number] for number in range(count)] == alone
-    assert uses["draft"].used == uses["draft"].kept  # nothing leaks
 
 
 def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):

@@ -187,22 +187,6 @@ def test_a_head_for_states_of_another_width_is_refused(embedded_pair, tmp_path):
         heads.require_target(head, embedded_pair.target, "SmolLM2")
 
 
-@pytest.mark.parametrize("drafter", ["auto", "model"])
-@pytest.mark.parametrize("coupling", ["shared", "maximal"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_answers_with_a_draft_head_are_the_targets_own(head_pair, drafter, coupling, temperature):
-    wanted = Settings(max_new_tokens=24, drafter=drafter, draft_tokens=3, temperature=temperature)
-    wanted = dataclasses.replace(wanted, coupling=coupling)
-    without = dataclasses.replace(wanted, drafter="none")
-    with Session(head_pair) as session:
-        *_, trace = session.ask(Question("Count from one to five.", wanted))
-        *_, expected = session.ask(Question("Count from one to five.", without))
-    sources = {token.source for round_ in trace.rounds for token in round_.drafted}
-    assert "head" in sources
-    if coupling == "shared" or not temperature:
-        assert trace.token_ids == expected.token_ids
-
-
 def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence(
     head_pair, monkeypatch
 ):

@@ -1,14 +1,18 @@
-"""Penalties, biases, log-probabilities and predictions of requests, with a tiny model."""
+"""Requests with every option and every source of draft tokens, with tiny models."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 from fakes import next_token
+from test_engine_eagle_session import eagle_pair, reference_pair  # noqa: F401
 from test_engine_head import head_pair  # noqa: F401
+from test_engine_translated import folders, translated_pair  # noqa: F401
 
 from specdemo.engine.acceptance import Adjustment, adjustment
 from specdemo.engine.request import PromptLogprobs
@@ -79,21 +83,63 @@ def asked(rng: random.Random) -> Settings:
     return Settings(**{name: value for name, value in values.items() if value is not None})
 
 
-@pytest.mark.parametrize("draft", ["model", "head"])
-def test_hundred_answers_are_those_of_autoregressive_decoding(draft, request):
-    name = "tiny_llama_pair" if draft == "model" else "head_pair"
-    rng, accepted = random.Random(0), 0
-    pair = dataclasses.replace(request.getfixturevalue(name), stop_ids=frozenset({65, 66}))
+PAIRS = {
+    "model": "tiny_llama_pair",
+    "head": "head_pair",
+    "eagle3": "eagle_pair",
+    "translated": "translated_pair",
+}
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def source_and_pair(request):
+    return request.param, request.getfixturevalue(PAIRS[request.param])
+
+
+def answer(session: Session, text: str, settings: Settings):
+    *_, trace = session.ask(Question(text, settings))
+    return trace
+
+
+def test_answers_are_those_of_autoregressive_decoding_with_every_source(source_and_pair):
+    source, pair = source_and_pair
+    rng, accepted, sources = random.Random(0), 0, set()
+    pair = dataclasses.replace(pair, stop_ids=frozenset({65, 66}))
     with Session(pair, background=False) as session:
-        for number in range(100):
+        for number in range(60):
             settings, text = asked(rng), f"Count from {number} to {rng.randrange(100)}."
-            *_, trace = session.ask(Question(text, settings))
-            settings = dataclasses.replace(settings, drafter="none")
-            *_, expected = session.ask(Question(text, settings))
-            assert trace.token_ids == expected.token_ids, settings
-            assert trace.finish_reason == expected.finish_reason
+            maximal = source != "translated" and number % 4 == 3
+            settings = dataclasses.replace(settings, coupling="maximal" if maximal else "shared")
+            trace = answer(session, text, settings)
             accepted += sum(round_.accepted for round_ in trace.rounds)
-    assert accepted > 100
+            sources |= {token.source for round_ in trace.rounds for token in round_.drafted}
+            if not maximal or not settings.temperature:
+                expected = answer(session, text, dataclasses.replace(settings, drafter="none"))
+                assert trace.token_ids == expected.token_ids, settings
+                assert trace.finish_reason == expected.finish_reason
+    assert accepted > 60
+    assert ("model" if source == "translated" else source) in sources
+
+
+@pytest.mark.parametrize("length", [3, None])
+def test_requests_at_once_get_the_answers_that_each_gets_alone(source_and_pair, length):
+    _, pair = source_and_pair
+    wanted = Settings(max_new_tokens=24, drafter="model", draft_tokens=length)
+    ways = [
+        dataclasses.replace(wanted, temperature=temperature, seed=number)
+        for number, temperature in enumerate((0.0, 0.8, 0.0, 0.8))
+    ]
+    prompts = ["Count from one to five. " * repeats for repeats in (1, 2, 3, 7)]
+    with Session(pair) as session, ThreadPoolExecutor(4) as pool:
+        session.prepare()
+        alone = [
+            answer(session, prompt, dataclasses.replace(way, drafter="none")).token_ids
+            for prompt, way in zip(prompts, ways, strict=True)
+        ]
+        together = pool.map(partial(answer, session), prompts, ways)
+        assert [trace.token_ids for trace in together] == alone
+        uses = session.cache_blocks()
+    assert all(use.used == use.kept for use in uses.values()), "nothing leaks"
 
 
 def test_an_answer_goes_on_after_a_stop_token_if_it_is_told_to(tiny_llama_pair):

@@ -3,27 +3,19 @@ and never lose."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.messages import Prompt, Reply
+from specdemo.engine.messages import Prompt, Reply, Round
 from specdemo.engine.policy import Acceptance, CostModel, Policy
-from specdemo.engine.rounds import Round
-from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 64
-TOKEN_SECONDS = 1.0
-STEPPED = {
-    1: 1.0,
-    2: 1.05,
-    3: 1.1,
-    4: 1.15,
-    5: 1.5,
-    8: 1.8,
-    16: 2.4,
-}  # flat to four tokens, then a jump
+# Flat to four tokens, then a jump.
+STEPPED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.5, 8: 1.8, 16: 2.4}
 LINEAR = {1: 1.0, 16: 5.0}
 
 
@@ -31,42 +23,36 @@ class Simulation:
     """A target whose text looks random, a draft that is right with a given chance, and a clock
     that only they move."""
 
-    def __init__(self, *, acceptance, verify, draft_step, change=0.0, informative=True, seed=0):
-        rng = np.random.default_rng(seed)
+    def __init__(self, *, acceptance, verify, draft_step, informative=True):
+        rng = np.random.default_rng(0)
         self.text = rng.integers(1, VOCABULARY, 3000).tolist()
         self.right = rng.random(3000) < acceptance
         # What the draft believes: more when it is right, if its confidence means anything.
         self.belief = np.where(
             self.right & informative, rng.uniform(0.5, 1, 3000), rng.uniform(0.2, 0.9, 3000)
         )
-        self.sizes, self.seconds = list(verify), list(verify.values())
-        self.draft_step, self.change = draft_step, change
-        self.clock = 0.0
-        self.draft_steps = 0
+        self.verify = verify
+        self.draft = {n: draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)}
 
     def reply(self, request) -> Reply:
-        run = request.run
-        start, tokens = run.sequence.length, len(run.tokens)
+        run, costs = request.run, self.costs[request.model]
+        start, count = run.sequence.length, len(run.tokens)
         run.sequence.tokens.extend(run.tokens)
-        positions = range(start + len(run.tokens) - run.rows + 1, start + len(run.tokens) + 1)
+        positions = range(start + count - run.rows + 1, start + count + 1)
         if request.model == "target":
-            tokens = self.costs["target"].choose(tokens)
-            seconds = float(np.interp(tokens, self.sizes, self.seconds))
-            seconds += self.change * (tokens != self.costs["target"].last)
+            count = costs.choose(count)
             rows = [self._row(self.text[at], 0.99) for at in positions]
         else:
-            seconds = self.draft_step * (1 + 0.05 * (tokens - 1))
-            self.draft_steps += 1
+            wrong = [(self.text[at] + 1 - self.right[at]) % VOCABULARY for at in positions]
             rows = [
-                self._row(
-                    self.text[at] if self.right[at] else (self.text[at] + 1) % VOCABULARY,
-                    self.belief[at],
-                )
-                for at in positions
+                self._row(token, self.belief[at])
+                for token, at in zip(wrong, positions, strict=True)
             ]
+        table = self.verify if request.model == "target" else self.draft
+        seconds = float(np.interp(count, list(table), list(table.values())))
         self.clock += seconds
-        self.costs[request.model].record(tokens, seconds)
-        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, tokens)
+        costs.record(count, seconds)
+        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, count)
 
     def _row(self, token: int, probability: float) -> np.ndarray:
         row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
@@ -74,47 +60,47 @@ class Simulation:
         return row
 
     def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
-        policy = Policy(fixed=fixed)
-        self.costs = {"target": policy.costs, "draft": CostModel()}
-        policy.costs.learn(dict(zip(self.sizes, self.seconds, strict=True)), self.change)
-        self.costs["draft"].learn({n: self.draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)})
-        name = "auto" if lookup else "model"
-        prompt = tuple(self.text[:8])
-        self.drafter = toy.drafter(name, policy, costs=self.costs["draft"])
+        """Seconds relative to autoregressive decoding, and the rounds."""
+        self.costs = {"target": known_costs(self.verify), "draft": known_costs(self.draft)}
+        policy = Policy(fixed=fixed, costs=self.costs["target"])
+        prompt, name = tuple(self.text[:8]), "auto" if lookup else "model"
         decoding = decode.decode(
             Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=self.drafter,
+            drafter=toy.drafter(name, policy, costs=self.costs["draft"]),
             policy=policy,
-            sampling=Sampling(),
+            sampling=toy.GREEDY,
             limits=decode.Limits(tokens, 3000),
         )
         self.clock, rounds, reply = 0.0, [], None
-        while True:
-            try:
+        with suppress(StopIteration):
+            while True:
                 event = decoding.send(reply)
-            except StopIteration:
-                break
-            reply = None
-            if isinstance(event, Round):
-                rounds.append(event)
-            else:
-                reply = self.reply(event)
+                is_round = isinstance(event, Round)
+                rounds += [event] if is_round else []
+                reply = None if is_round else self.reply(event)
         assert toy.answer_ids(rounds) == tuple(self.text[8 : 8 + tokens])
-        return self.clock / (TOKEN_SECONDS * (tokens - 1)), rounds
+        return self.clock / (self.verify[1] * (tokens - 1)), rounds
 
 
-@pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])
+def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> CostModel:
+    costs = CostModel()
+    costs.learn(figures, change, attention)
+    return costs
+
+
+each_verify = pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])
+
+
+@each_verify
+@pytest.mark.parametrize("informative", [True, False])
 @pytest.mark.parametrize("draft_step", [0.05, 0.3, 1.0])
-def test_a_useless_draft_costs_at_most_three_percent(verify, draft_step):
-    for informative in (True, False):
-        relative, _ = Simulation(
-            acceptance=0.0, verify=verify, draft_step=draft_step, informative=informative
-        ).run()
-        assert relative < 1.03
+def test_a_useless_draft_costs_at_most_three_percent(verify, informative, draft_step):
+    options = {"verify": verify, "draft_step": draft_step, "informative": informative}
+    assert Simulation(acceptance=0.0, **options).run()[0] < 1.03
 
 
-@pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])
+@each_verify
 @pytest.mark.parametrize("draft_step", [0.05, 0.4])
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, acceptance):
@@ -127,10 +113,9 @@ def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, 
 
 
 def test_a_draft_that_knows_when_it_is_right_beats_every_fixed_length():
-    simulation = Simulation(acceptance=0.6, verify=LINEAR, draft_step=0.1, informative=True)
-    assert (
-        simulation.run()[0] < min(simulation.run(fixed=length)[0] for length in range(1, 9)) * 1.01
-    )
+    simulation = Simulation(acceptance=0.6, verify=LINEAR, draft_step=0.1)
+    best = min(simulation.run(fixed=length)[0] for length in range(1, 9))
+    assert simulation.run()[0] < best * 1.01
 
 
 def test_a_draft_model_that_turns_good_is_noticed():
@@ -146,15 +131,8 @@ def test_a_repeating_text_is_looked_up_and_pays():
     simulation.text = (simulation.text[:40] * 80)[:3000]
     relative, rounds = simulation.run(lookup=True)
     assert relative < 0.5
-    assert any(
-        token.source == "lookup" and token.accepted for round_ in rounds for token in round_.drafted
-    )
-
-
-def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> CostModel:
-    costs = CostModel()
-    costs.learn(figures, change, attention)
-    return costs
+    drafted = [token for round_ in rounds for token in round_.drafted]
+    assert any(token.source == "lookup" and token.accepted for token in drafted)
 
 
 def test_a_forward_costs_no_more_than_a_larger_one_that_it_could_be_padded_to():
@@ -247,9 +225,7 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second():
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
-    assert (
-        policy.plan().best_length([0.4, 0.4, 0.4]) > 0
-    )  # alone, four rows cost little more than one
+    assert policy.plan().best_length([0.4] * 3) > 0, "alone, four rows cost little more than one"
     policy.others = 7
     assert policy.plan().best_length([0.4, 0.4, 0.4]) == 0
     assert policy.plan().best_length([0.98, 0.98]) == 2

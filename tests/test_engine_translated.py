@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import threading
 from functools import partial
 
 import numpy as np
@@ -66,7 +65,7 @@ def folders(tiny_home, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(folders, tiny_llama_pair):
+def translated_pair(folders, tiny_llama_pair):
     target, draft = folders
     own, other = (Tokenizer(folder / "tokenizer.json") for folder in folders)
     return dataclasses.replace(
@@ -85,9 +84,9 @@ def answers(session, settings, prompt=PROMPT):
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_what_it_drafts_in_its_own_tokens_is_accepted_in_the_targets(pair, length):
+def test_what_it_drafts_in_its_own_tokens_is_accepted_in_the_targets(translated_pair, length):
     settings = dataclasses.replace(WANTED, draft_tokens=length)
-    with Session(pair) as session:
+    with Session(translated_pair) as session:
         trace, expected = answers(session, settings)
     assert trace.token_ids == expected.token_ids
     assert {one.source for round_ in trace.rounds for one in round_.drafted} == {"model"}
@@ -95,38 +94,10 @@ def test_what_it_drafts_in_its_own_tokens_is_accepted_in_the_targets(pair, lengt
     assert summarize(trace).tokens_per_round > 1 + 0.9 * length * 0.8
 
 
-@pytest.mark.parametrize("drafter", ["auto", "model"])
-@pytest.mark.parametrize("seed", range(3))
-def test_sampled_answers_are_the_targets_own(pair, drafter, seed):
-    settings = dataclasses.replace(WANTED, drafter=drafter, temperature=0.7, seed=seed)
-    with Session(pair) as session:
-        trace, expected = answers(session, settings)
-    assert trace.token_ids == expected.token_ids
-
-
-def test_requests_at_once_get_the_answers_that_each_gets_alone(pair):
-    prompts, found = [PROMPT * number for number in (1, 2, 3, 4)], {}
-    with Session(pair) as session:
-        alone = [answers(session, WANTED, prompt)[1].token_ids for prompt in prompts]
-
-        def ask(number: int) -> None:
-            *_, trace = session.ask(Question(prompts[number] + "", WANTED))
-            found[number] = trace.token_ids
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        uses = session.cache_blocks()["draft"]
-    assert [found[number] for number in range(4)] == alone
-    assert uses.used == uses.kept
-
-
-def test_its_cache_follows_the_accepted_text(pair):
+def test_its_cache_follows_the_accepted_text(translated_pair):
     """The prompt is read once, then only what was added: never the text again."""
     read = []
-    with Session(pair) as session:
+    with Session(translated_pair) as session:
         session.prepare()
         model = session._engine.draft.runner
         inner = model.forward
@@ -141,8 +112,8 @@ def test_its_cache_follows_the_accepted_text(pair):
     assert max(read[1:]) <= LOOKAHEAD + WANTED.draft_tokens
 
 
-def test_it_is_not_asked_where_it_does_not_pay(pair):
-    with Session(pair) as session:
+def test_it_is_not_asked_where_it_does_not_pay(translated_pair):
+    with Session(translated_pair) as session:
         session.prepare()
         for seconds, drafted in ((1.0, False), (1e-7, True)):
             session._engine.draft.runner.costs.learn({1: seconds, 16: seconds})
@@ -152,8 +123,8 @@ def test_it_is_not_asked_where_it_does_not_pay(pair):
             assert any(round_.drafted for round_ in trace.rounds) == drafted
 
 
-def test_a_text_that_its_cache_could_not_hold_is_answered_without_it(pair):
-    short = dataclasses.replace(pair, draft_context=len(PROMPT) + 6)
+def test_a_text_that_its_cache_could_not_hold_is_answered_without_it(translated_pair):
+    short = dataclasses.replace(translated_pair, draft_context=len(PROMPT) + 6)
     with Session(short) as session:
         trace, expected = answers(session, WANTED)
     drafted = [bool(round_.drafted) for round_ in trace.decoding_rounds]
@@ -161,18 +132,18 @@ def test_a_text_that_its_cache_could_not_hold_is_answered_without_it(pair):
     assert drafted[0] and not drafted[-1]
 
 
-def test_the_maximal_coupling_is_refused_in_a_sentence(pair):
+def test_the_maximal_coupling_is_refused_in_a_sentence(translated_pair):
     settings = dataclasses.replace(WANTED, temperature=0.7, coupling="maximal")
-    with Session(pair) as session:
+    with Session(translated_pair) as session:
         with pytest.raises(BadInput, match="another vocabulary than the target; the maximal"):
             next(session.ask(Question(PROMPT, settings)))
         assert list(session.ask(Question(PROMPT, dataclasses.replace(settings, drafter="lookup"))))
         assert list(session.ask(Question(PROMPT, dataclasses.replace(settings, temperature=0.0))))
 
 
-def test_it_is_audited_with_the_shared_coupling(pair):
+def test_it_is_audited_with_the_shared_coupling(translated_pair):
     plan = Plan((), WANTED, 40, ["sampling"])
-    with Session(pair) as session:
+    with Session(translated_pair) as session:
         cell = cell_of("sampling", Subject(OwnEngine(session, "model")), plan)
     assert not cell.failures and set(cell.p_values) == {"shared"}
     assert cell.p_value > 0.001

@@ -22,7 +22,7 @@ from toy_session import ToySession, toy_clock
 from traces import at_pace, race_trace
 
 from specdemo.bench.report import WAYS
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.host.server_process import started
 from specdemo.pairs.registry import ModelChoice, PairInfo

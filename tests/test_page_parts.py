@@ -15,8 +15,8 @@ from toy_session import ToySession
 from traces import race_trace
 
 from specdemo.bench.costs import predicted_speedups
+from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry

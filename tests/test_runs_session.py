@@ -12,8 +12,7 @@ from contextlib import closing
 import pytest
 
 from specdemo.engine import numerics
-from specdemo.engine.messages import PREFILL_CHUNK
-from specdemo.engine.rounds import Round
+from specdemo.engine.messages import PREFILL_CHUNK, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.runs import race

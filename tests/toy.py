@@ -27,9 +27,8 @@ from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import ModelDrafter
 from specdemo.engine.guard import Guard
-from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Run
+from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
 from specdemo.engine.policy import Policy
-from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 3

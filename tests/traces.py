@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, Trace

@@ -40,10 +40,9 @@ from specdemo.engine.drafts.draft_sources import DraftSource
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest, TokenDrafter
 from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
-from specdemo.engine.messages import DEPTH, Forward, Logits, Prompt, Proposal, Reply, Run
+from specdemo.engine.messages import DEPTH, Forward, Logits, Prompt, Proposal, Reply, Round, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.request import Request, Target
-from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter

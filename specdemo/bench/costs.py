@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.messages import Round
 from specdemo.runs.trace import Trace, judged, over, summarize
 
 LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction

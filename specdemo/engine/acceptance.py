@@ -66,11 +66,12 @@ class Adjustment:
         without it they are equal."""
         adjusted = logits.copy()
 
+        if columns is None:
+            columns = np.arange(len(logits))
+
         def columns_of(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             """The columns of those tokens that have one, and the indices of these tokens."""
-            known = (tokens < len(logits if columns is None else columns)).nonzero()[0]
-            if columns is None:
-                return tokens[known], known
+            known = (tokens < len(columns)).nonzero()[0]
             known = known[columns[tokens[known]] >= 0]
             return columns[tokens[known]], known
 
@@ -99,9 +100,8 @@ def adjustment(sampling: Sampling, prompt: Sequence[int]) -> Adjustment | None:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """The target's logits after `context`, and after each token of a draft. `row` gives each as it
-    counts: after the `adjustment` of the text, with only allowed tokens. There is one mask a row.
-    """
+    """The target's logits after `context`, and after each token of a draft, with a mask for each.
+    `row` gives them after the `adjustment` of the text, with only allowed tokens."""
 
     logits: Logits
     context: Sequence[int]

@@ -95,7 +95,6 @@ class Allowed:
         self._drafted.append(token)
 
     def _roll_back_to(self, drafted: list[int]) -> None:
-        """Forget the tokens from the first one on that differs from `drafted`."""
         same = len(os.path.commonprefix([self._drafted, drafted]))
         self._constraint.rollback(len(self._drafted) - same)
         del self._drafted[same:], self._masks[same + 1 :]

@@ -29,11 +29,9 @@ class CostModel:
     not made.
 
     T, C and A come from `learn`. Each forward corrects T where the size stayed, and C where it
-    changed. The `level` (present seconds by learnt seconds) scales all of them and follows quickly.
-    `lasting` are T, C and A for later starts: as they were measured, because corrections of a busy
-    hour would mislead; empty without a measurement that nothing disturbed. `measured`: T is no
-    guess, so the level is near 1.
-    """
+    changed. The `level` (present seconds by learnt seconds) scales all of them and follows quickly;
+    it is 0 before the first forward if T is a guess (not `measured`). `lasting` are T, C and A as
+    measured undisturbed, for later starts: corrections of a busy hour would mislead."""
 
     def __init__(self) -> None:
         self.lasting: tuple[dict[int, float], float, float] = {}, 0.0, 0.0
@@ -55,9 +53,7 @@ class CostModel:
         self.seconds = dict(sorted(seconds.items()))
         self.change, self.attention = change, attention
         self.level = 1.0
-        """Zero before the first forward of a model whose costs are not known."""
-        self.last = 0
-        """The size of the last forward."""
+        self.last = 0  # size of the last forward
         self._work = dict.fromkeys(self.seconds, 0.0)
 
     def choose(self, tokens: int) -> int:

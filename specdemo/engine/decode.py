@@ -13,9 +13,20 @@ from .cache import KVSequence
 from .constraint import Allowed, wait
 from .drafts.drafter import AdaptiveDrafter
 from .guard import Guard
-from .messages import PREFILL_CHUNK, Draft, Forward, Prompt, Reply, Run, next_chunk
+from .messages import (
+    PREFILL_CHUNK,
+    Draft,
+    DraftToken,
+    EmittedToken,
+    Forward,
+    Kind,
+    Prompt,
+    Reply,
+    Round,
+    Run,
+    next_chunk,
+)
 from .policy import Policy
-from .rounds import DraftToken, EmittedToken, Kind, Round
 from .sampling import REACH, Sampling
 
 

@@ -72,8 +72,8 @@ class DraftHead:
     def _bind(
         self, request: ov.InferRequest, count: int
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Bind tensors of `count` steps: passing arrays and asking for them costs more than a copy.
-        Gives views of the inputs, and of the outputs, which every inference overwrites."""
+        """Views of the inputs and outputs of `count` steps, which every inference overwrites:
+        passing arrays and asking for them costs more than a copy."""
         inputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self._widths]
         inputs.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
         for name, tensor in zip((*_STATES, "token"), inputs, strict=True):

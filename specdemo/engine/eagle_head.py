@@ -73,7 +73,6 @@ class EagleHead(PagedModel):
         return head.step
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
-        """g of every token, and zeros for padding."""
         rows = np.zeros((size, 1, self._width), np.float32)
         parts = [run.states for run in batch if run.states is not None]
         if parts:
@@ -92,7 +91,6 @@ class EagleHead(PagedModel):
 
 
 def _embed(model: ov.Model, target: ov.Model) -> None:
-    """Give a head the token input of a decoder, and the embedding of `target`."""
     vectors = model.input("inputs_embeds").node
     tokens = ops.parameter([-1, -1], ov.Type.i64, name="input_ids")
     tokens.output(0).get_tensor().set_names({"input_ids"})
@@ -105,7 +103,7 @@ def _embed(model: ov.Model, target: ov.Model) -> None:
 
 
 def _take_tokens(model: ov.Model) -> np.ndarray:
-    """Remove the output `d2t`; gives the token ids of the logits, int64 [V']."""
+    """The token ids of the logits, int64 [V']. Removes the output `d2t`."""
     port = model.output("d2t")
     offsets = port.node.input_value(0).get_node()
     if offsets.get_type_name() != "Constant":
@@ -116,9 +114,8 @@ def _take_tokens(model: ov.Model) -> np.ndarray:
 
 
 def _split(model: ov.Model) -> HeadGraphs:
-    """Cut a head at g, its first matrix product of the target's states. The rest gets the input
-    JOINED, and as outputs logits, their log-sum-exp, and the states that take the place of g in a
-    chain."""
+    """Cut a head at g, its first matrix product of the target's states. The rest gives logits,
+    their log-sum-exp, and the states that take the place of g in a chain."""
     tokens = _take_tokens(model)
     source = model.input(GIVEN).node
     reached = {source.get_name()}

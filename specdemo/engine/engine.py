@@ -268,7 +268,7 @@ class Engine:
                 release_file(xml.with_suffix(".bin"))
 
     def _fix_cache(self, model: Model) -> None:
-        """Bound the KV cache of a model. All models get the bound of the first one, in tokens."""
+        """All models get the bound of the first one, in tokens."""
         if not self._cache_tokens:
             least = self._context_limit + 2 * model.block_size
             wanted = (self._active + 1) * least

@@ -10,9 +10,7 @@ from .cost_model import LARGEST, CostModel
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
-READING_SHARE = 0.1
-"""The most time for what a draft model must read first, as a share of the rest of the answer."""
-
+READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text for drafting
 LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
 FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
@@ -99,7 +97,7 @@ class RoundPlan:
 
     @property
     def reading_seconds(self) -> float:
-        """The most time for what a draft model must read first."""
+        """The most time for what a draft model must read before it drafts."""
         return READING_SHARE * self.remaining * self.pace
 
     def worth_reaching(self, survival: float) -> bool:

@@ -16,11 +16,10 @@ from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
 from .drafts.drafter import AdaptiveDrafter, DraftRequest
 from .guard import Guard
-from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run
+from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Invariance, ModelProfile
-from .rounds import Logprobs, Round
 from .sampling import Sampling, distribution
 
 Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a Reply
@@ -47,7 +46,7 @@ class Target:
         return self.model.costs.fair_chunk(PREFILL_CHUNK // 3, context)
 
     @property
-    def found(self) -> str:
+    def description(self) -> str:
         """The setting and its exactness, as text."""
         settings = self.model.settings
         how = ", ".join(map("=".join, settings.properties)) or "the plugin's own choice"

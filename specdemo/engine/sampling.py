@@ -10,15 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
-"""The random streams at one position."""
-
+TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)  # random streams at one position
 TAIL, TAIL_TOKEN = 8, 16
 """Added to a stream: when the unlikely tokens arrive in a race, and which of them is drawn."""
 
-HEAD = 1e-4
+LIKELY = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
-each; the rest share one. So a draw does not need noise for the whole vocabulary."""
+each; the rest, the tail, share one. So a draw does not need noise for the whole vocabulary."""
 
 REACH = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
 _RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
@@ -201,14 +199,14 @@ def choose(
 class _Runners:
     """The tokens of a distribution in an exponential race: the first to arrive is drawn.
 
-    `columns` (int64 [n]) are all of weight HEAD e^-reach and more, with their `weights` (relative
+    `columns` (int64 [n]) are all of weight LIKELY e^-reach and more, with their `weights` (relative
     to the largest) and token `ids`. The other weights sum to at most `others`; `all_weights()`
     gives the weight of every column.
 
-    Each token of the head (weight HEAD and more) arrives at Exponential(1) / weight; all others,
-    the tail, share one arrival at Exponential(1) / (sum of their weights). If the tail is first,
-    one of its tokens is drawn in proportion to the weights. Exponential arrivals are first with
-    probabilities proportional to their rates, so every token wins with its share of all weights."""
+    Each likely token arrives at Exponential(1) / weight; the tail shares one arrival at
+    Exponential(1) / (sum of its weights). If the tail is first, one of its tokens is drawn in
+    proportion to the weights. Exponential arrivals are first with probabilities proportional to
+    their rates, so every token wins with its share of all weights."""
 
     columns: np.ndarray
     weights: np.ndarray
@@ -220,17 +218,17 @@ class _Runners:
         """The winner's column, and its lead: how far (`reach` at most) the log-ratio of any two
         weights may change without another winner; 0 if that is not known."""
         arrivals = -np.log(noise.uniforms(self.ids)) / self.weights
-        head = self.weights >= HEAD
-        winner = int(np.where(head, arrivals, math.inf).argmin())
+        likely = self.weights >= LIKELY
+        winner = int(np.where(likely, arrivals, math.inf).argmin())
         tail_noise = -math.log(noise.of_tail(TAIL))
         # A larger mass only lets the tail arrive earlier. If it loses with a bound of its mass, it
         # loses with the mass itself, which is computed only otherwise.
         bound = self.others
-        if np.count_nonzero(head) < len(head):
-            bound += float(self.weights[~head].sum())
+        if np.count_nonzero(likely) < len(likely):
+            bound += float(self.weights[~likely].sum())
         if tail_noise < arrivals[winner] * bound:
             tail = self.all_weights()
-            tail[self.columns[head]] = 0.0
+            tail[self.columns[likely]] = 0.0
             mass = np.cumsum(tail, dtype=np.float64)
             if tail_noise < arrivals[winner] * mass[-1]:
                 drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
@@ -239,25 +237,24 @@ class _Runners:
         return int(self.columns[winner]), lead
 
     def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
-        """The lead of a winner from the head, whose arrival is overwritten. If log-ratios change by
-        at most d, so do those of arrivals, and the winner stays while d < log(second / first).
-        Tokens that such a change may move across HEAD count twice: with their own arrival, and in
-        the mass of the tail."""
-        stays_in_head = self.weights >= HEAD * math.exp(reach)
-        if not stays_in_head[winner]:
+        """The lead of a likely winner, whose arrival is overwritten. If log-ratios change by at
+        most d, so do those of arrivals, and the winner stays while d < log(second / first). Tokens
+        close to the threshold LIKELY are treated as both likely and unlikely."""
+        stays_likely = self.weights >= LIKELY * math.exp(reach)
+        if not stays_likely[winner]:
             return 0.0
         first, arrivals[winner] = float(arrivals[winner]), math.inf
         second = float(arrivals.min())
-        largest_tail = self.others + float(self.weights[~stays_in_head].sum())
+        largest_tail = self.others + float(self.weights[~stays_likely].sum())
         if largest_tail > 0:
             second = min(second, tail_noise / largest_tail)
         return min(max(math.log(second / first), 0.0), reach)
 
 
 def _runners_of(source: Distribution, reach: float = 0.0) -> _Runners:
-    """The runners of a distribution; their columns are indices of it."""
+    """The runners of a distribution; columns are indices of it."""
     weights = source.probabilities / source.probabilities.max()
-    likely = np.flatnonzero(weights >= HEAD * math.exp(-reach))
+    likely = np.flatnonzero(weights >= LIKELY * math.exp(-reach))
     others = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
     return _Runners(likely, weights[likely], source.ids[likely], others, weights.copy)
 
@@ -272,7 +269,7 @@ def _likely_runners(
     """The runners of a row of logits without filters; arguments as in `choose`. The distribution is
     rarely computed: a bound of the mass of the less likely tokens mostly suffices."""
     top, log_sum = known or (float(logits.max()), math.inf)
-    cut = temperature * (math.log(HEAD) - reach)
+    cut = temperature * (math.log(LIKELY) - reach)
     columns = (logits >= np.float32(top + cut)).nonzero()[0]
     above = logits[columns].astype(np.float64) - top
 

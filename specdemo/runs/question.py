@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
 from specdemo.host.hardware import EnergyMeter

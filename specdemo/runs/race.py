@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.messages import Round
 from specdemo.runs.question import AnswerRun, Event
 from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace
 

@@ -78,7 +78,7 @@ class Session(AbstractContextManager["Session"]):
             loaded.check.require()  # raises DamagedModel if a damaged file is the reason
             raise
         target = self._engine.target("exact")
-        self.info = replace(loaded.info, numerics_found=target.found)
+        self.info = replace(loaded.info, numerics_found=target.description)
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
@@ -135,7 +135,7 @@ class Session(AbstractContextManager["Session"]):
             instruction=question.instruction or self._tokenizer.decode(request.tokens),
             prompt_tokens=len(request.tokens),
             prompt_reused=request.reused,
-            pair=replace(self.info, numerics_found=target.found),
+            pair=replace(self.info, numerics_found=target.description),
             settings=settings,
             prefill_seconds=request.prefill,
             rounds=tuple(run.rounds),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
-from specdemo.engine.rounds import Logprobs, Round
+from specdemo.engine.messages import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.host.turns import ShortestFirst

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..constraint import Allowed, Mask, forced, wait
-from ..messages import Draft, Forward, Proposal, Reply
+from ..messages import Draft, Forward, Proposal, Reply, Source
 from ..policy import MAX_DRAFT, Policy, RoundPlan
-from ..rounds import Source
 from ..sampling import Sampling
 
 Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
