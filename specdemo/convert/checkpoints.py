@@ -22,7 +22,7 @@ _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_t
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
 _HEADER_BYTES = 64 << 20  # 600,000 tensors
-_BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn.bias")
+_BUFFERS = (".inv_freq", ".attention.bias", ".masked_bias", ".attn.bias")
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
