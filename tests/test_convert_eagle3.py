@@ -11,7 +11,7 @@ import openvino as ov
 import pytest
 from eagle3_reference import ReferenceHead, write_made_up_head
 from safetensors.numpy import load_file, save_file
-from test_convert_decoder import EXACT
+from test_convert import EXACT
 from tiny_gguf import LLAMA3
 
 from specdemo.convert import eagle3, exporting, ir

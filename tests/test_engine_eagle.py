@@ -10,7 +10,7 @@ import openvino as ov
 import pytest
 import tiny_gguf
 from eagle3_reference import ReferenceHead
-from test_convert_decoder import EXACT
+from test_convert import EXACT
 from test_convert_eagle3 import HIDDEN, VOCABULARY, exported, written
 
 from specdemo.convert import exporting, heads, ir

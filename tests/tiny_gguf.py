@@ -13,6 +13,7 @@ ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+KINDS |= {"gptneox": "GPTNeoX", "gpt2": "GPT2"}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = "<think>"
 
@@ -30,16 +31,32 @@ def torch_model(architecture: str, **own):
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "intermediate_size": 256, "rope_parameters": ROPE}
-    sizes |= {"vocab_size": len(vocabulary()[0]), "initializer_range": 0.1, "head_dim": 32}
+    sizes |= {"vocab_size": len(vocabulary()[0]), "initializer_range": 0.1}
     sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": False}
+    if architecture == "gpt2":
+        sizes |= {"tie_word_embeddings": True, "n_inner": 256}
+    else:
+        sizes |= {"intermediate_size": 256}
+    if architecture in ("llama", "qwen2", "qwen3"):
+        sizes |= {"num_key_value_heads": 2, "rope_parameters": ROPE, "head_dim": 32}
     config = getattr(transformers, f"{KINDS[architecture]}Config")(**sizes | own)
-    model = getattr(transformers, f"{KINDS[architecture]}ForCausalLM")(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for weights in model.parameters():
             weights.add_(0.05 * torch.randn_like(weights))
             weights.copy_(weights.to(torch.float16))
     return model
+
+
+def saved(folder: Path, model, dtype: str, shard: str = "300KB"):
+    """Save a checkpoint of numbers of this type, in files of at most `shard`. Gives the model with
+    the weights that it then has."""
+    import torch
+    import transformers
+
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return loaded.eval()
 
 
 def write(
