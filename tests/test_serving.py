@@ -1,4 +1,5 @@
-"""The API over a scripted session: every shape and error that OpenAI's clients rely on."""
+"""The API over toy models: every shape and error that OpenAI's clients rely on. A token is a
+character."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import product
 from operator import getitem
@@ -16,8 +18,9 @@ from unittest.mock import Mock
 import httpx
 import openai
 import pytest
-from fakes import PIECES, FakeSession, served, until
+from fakes import CHATML, served, until
 from pydantic import ValidationError
+from toy_session import LOGIT, ToySession, byte_pair
 
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
@@ -31,20 +34,29 @@ QUESTION = [{"role": "user", "content": "Count, please."}]
 
 
 INFO = PairInfo("scripted", "Scripted-1", None, "abc123", "", "exact")
+TEXT = "One two three four five six "  # the answer, over and over
+UNDRAFTED = {"speculative": {"drafter": "none"}}
 
 
-def scripted(**more) -> FakeSession:
-    return FakeSession(PIECES, info=INFO, context_limit=512, **more)
+def scripted(kind: type[ToySession] = ToySession) -> ToySession:
+    loaded = replace(byte_pair(), template=CHATML)
+    return kind(TEXT, loaded=loaded, info=INFO, context_limit=512)
 
 
 @pytest.fixture(scope="module")
 def session():
-    return scripted()
+    with scripted() as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
-def server(session, embedded_pair):
-    with served(session, embedded_pair) as running:
+def encode(session):
+    return partial(session.loaded.tokenizer.encode, special=False, bos=True)
+
+
+@pytest.fixture(scope="module")
+def server(session):
+    with served(session) as running:
         yield running
 
 
@@ -60,6 +72,11 @@ def client(server):
 @pytest.fixture(scope="module")
 def complete(client):
     return partial(client.completions.create, model="Scripted-1")
+
+
+def prompt_of(session: ToySession) -> tuple[int, ...]:
+    """The latest."""
+    return session.questions[-1].prompt
 
 
 def chat(client, **more):
@@ -91,13 +108,14 @@ def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(clie
 
 
 def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(client, session):
-    answer = chat(client, max_tokens=4, temperature=0)
+    drafting = {"speculative": {"drafter": "model", "draft_tokens": 1}}
+    answer = chat(client, max_tokens=4, temperature=0, extra_body=drafting)
     choice, usage = answer.choices[0], answer.usage
-    assert (choice.message.content, choice.finish_reason) == ("One two three four ", "length")
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(session.prompts[-1]), 4)
+    assert (choice.message.content, choice.finish_reason) == ("One ", "length")
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt_of(session)), 4)
     assert usage.total_tokens == usage.prompt_tokens + 4
     figures = answer.model_extra["speculative"]
-    assert (figures["rounds"], figures["acceptance_rate"]) == (4, 2 / 3)
+    assert (figures["rounds"], figures["acceptance_rate"]) == (3, 1.0)
     assert "trace" not in figures
 
 
@@ -106,9 +124,10 @@ def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_reason_
 ):
     options = {"max_tokens": 6, "stream_options": {"include_usage": True}}
     options |= {"tools": [], "logprobs": False, "user": "x", "response_format": {"type": "text"}}
+    options |= {"temperature": 0, "extra_body": UNDRAFTED}
     first, *middle, last, usage = chunks = streamed(client, **options)
     assert first.choices[0].delta.role == "assistant"
-    assert text_of([first, *middle]) == "".join(PIECES[:6])
+    assert text_of([first, *middle]) == TEXT[:6]
     assert last.choices[0].finish_reason == "length"
     assert last.model_extra["speculative"]["rounds"] == 6
     assert len({chunk.id for chunk in chunks}) == 1
@@ -125,34 +144,32 @@ def test_a_stream_ends_with_the_trace_and_its_baseline_if_asked_for(client):
     options = {"baseline": True, "trace": True}
     chunks = streamed(client, max_tokens=3, extra_body={"speculative": options})
     trace = from_json(json.dumps(chunks[-1].model_extra["speculative"]["trace"]))
-    assert [token.text for token in trace.baseline.tokens] == list(PIECES[:3]) and trace.identical
-    assert text_of(chunks) == "".join(PIECES[:3]), "the answer's text is in the stream once"
+    assert [token.text for token in trace.baseline.tokens] == [*TEXT[:3]] and trace.identical
+    assert text_of(chunks) == TEXT[:3], "the answer's text is in the stream once"
 
 
-def test_a_completion_goes_on_from_a_text_or_from_tokens(complete, session, embedded_pair):
-    answer = complete(prompt="Once upon", max_tokens=2)
-    assert answer.choices[0].text == "One two " and answer.object == "text_completion"
-    ids = embedded_pair.tokenizer.encode("Once upon", special=False, bos=True)
-    assert session.prompts[-1] == tuple(ids)
+def test_a_completion_goes_on_from_a_text_or_from_tokens(complete, session, encode):
+    answer = complete(prompt="Hi there", max_tokens=2)
+    assert answer.choices[0].text == TEXT[:2] and answer.object == "text_completion"
+    assert prompt_of(session) == tuple(encode("Hi there"))
     *chunks, last = complete(prompt=[5, 6, 7], max_tokens=3, stream=True)
-    assert session.prompts[-1] == (5, 6, 7)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "One two three "
+    assert prompt_of(session) == (5, 6, 7)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT[:3]
     assert last.choices[0].finish_reason == "length"
 
 
 # Several answers
 
 
-def test_prompts_of_a_list_are_answered_each_n_times_in_order(complete, session, embedded_pair):
-    encode = partial(embedded_pair.tokenizer.encode, special=False, bos=True)
-    for prompt in (["One", "Two"], [encode("One"), encode("Two")], ["One", encode("Two")]):
+def test_prompts_of_a_list_are_answered_each_n_times_in_order(complete, session, encode):
+    for prompt in (["Hi", "Ho"], [encode("Hi"), encode("Ho")], ["Hi", encode("Ho")]):
         begun = len(session.questions)
         options = {"prompt": prompt, "n": 2, "max_tokens": 3, "seed": 7}
         answer = complete(**options)
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-        assert {choice.text for choice in answer.choices} == {"One two three "}
+        assert {choice.text for choice in answer.choices} == {TEXT[:3]}
         questions = sorted((q.prompt, q.settings.seed) for q in session.questions[begun:])
-        both = sorted(tuple(encode(text)) for text in ("One", "Two"))
+        both = sorted(tuple(encode(text)) for text in ("Hi", "Ho"))
         assert questions == [(prompt, seed) for prompt in both for seed in (7, 8)]
         assert answer.usage.prompt_tokens == sum(map(len, both)), "each prompt counts once"
         assert answer.usage.completion_tokens == 12
@@ -160,86 +177,88 @@ def test_prompts_of_a_list_are_answered_each_n_times_in_order(complete, session,
         *chunks, usage = complete(**options, stream=True, stream_options={"include_usage": True})
         for index in range(4):
             own = [c.choices[0] for c in chunks if c.choices[0].index == index]
-            assert "".join(choice.text for choice in own) == "One two three "
+            assert "".join(choice.text for choice in own) == TEXT[:3]
             assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
-        assert usage.usage == answer.usage and not any(chunk.usage for chunk in chunks)
+        assert usage.usage.completion_tokens == 12 and not any(chunk.usage for chunk in chunks)
 
 
+class Recording(ToySession):
+    """Records the forwards and the active requests at the beginning of each answer."""
+
+    def ask(self, question):
+        self.begun = [*getattr(self, "begun", ()), (self.forwards, self.activity.active)]
+        return super().ask(question)
+
+
+@pytest.mark.parametrize(("options", "answers"), [({"n": 3}, 3), ({"prompt": [*"abcdef"]}, 6)])
 def test_the_first_answer_to_a_prompt_reads_it_and_half_the_places_are_left_to_others(
-    embedded_pair,
+    options, answers
 ):
-    class Recording(FakeSession):
-        def ask(self, question):
-            begun.append((self.rounds_made, self.active))
-            return super().ask(question)
-
-    for options, expected in ({"n": 3}, 3), ({"prompt": list("abcdef")}, 6):
-        session, begun = Recording(PIECES, info=INFO, context_limit=512, delay=0.01), []
-        with served(session, embedded_pair, max_ongoing=4, max_waiting=4) as server:
-            create = partial(client_of(server).completions.create, model="Scripted-1")
-            answer = create(**{"prompt": "a", "max_tokens": 2, **options})
-            with pytest.raises(openai.RateLimitError):
-                create(prompt=list("abcdefghi"))
-        assert len(answer.choices) == len(begun) == expected
-        assert max(active for _, active in begun) == 1, "the limit is two, this one included"
-        assert "prompt" in options or all(rounds for rounds, _ in begun[1:])
+    session = scripted(Recording)
+    session.target.fault = lambda batch: time.sleep(0.01)
+    with served(session, max_ongoing=4, max_waiting=4) as server:
+        create = partial(client_of(server).completions.create, model="Scripted-1")
+        forwards = session.forwards
+        answer = create(**{"prompt": "a", "max_tokens": 2, **options})
+        with pytest.raises(openai.RateLimitError):
+            create(prompt=[*"abcdefghi"])
+    assert len(answer.choices) == len(session.begun) == answers
+    assert max(active for _, active in session.begun) == 1, "the limit is two, this one included"
+    assert "prompt" in options or all(made > forwards for made, _ in session.begun[1:])
 
 
 # Log-probabilities and echoes
 
 
-def test_a_chat_has_the_log_probabilities_of_its_tokens(client, embedded_pair):
-    text = partial(embedded_pair.tokenizer.decode, special=True)
-    expected = [
-        [text([id]), -id / 8, [(text([id + rank]), -(id + rank) / 8) for rank in range(2)]]
-        for id in (1, 2, 3)
-    ]
+CERTAIN, UNLIKELY = pytest.approx(0, abs=1e-4), pytest.approx(-LOGIT, abs=1e-4)
 
-    def read(logprobs) -> list:
-        return [
-            [token.token, token.logprob, [(top.token, top.logprob) for top in token.top_logprobs]]
-            for token in logprobs.content
-        ]
 
-    options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
-    whole = chat(client, **options).choices[0].logprobs
-    assert read(whole) == expected and whole.content[0].bytes == list(text([1]).encode())
+def test_a_chat_has_the_log_probabilities_of_its_tokens(client):
+    def read(logprobs) -> str:
+        """The text, if all is as it must be."""
+        for token in logprobs.content:
+            first, second = token.top_logprobs
+            assert (first.token, first.logprob) == (token.token, CERTAIN)
+            assert token.logprob == CERTAIN and second.logprob == UNLIKELY
+            assert token.bytes == [*token.token.encode()]
+        return "".join(token.token for token in logprobs.content)
+
+    options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3, "temperature": 0}
+    assert read(chat(client, **options).choices[0].logprobs) == TEXT[:3]
     parts = [chunk.choices[0].logprobs for chunk in streamed(client, **options)]
-    assert [token for part in parts if part for token in read(part)] == expected
+    assert "".join(read(part) for part in parts if part) == TEXT[:3]
     assert chat(client, max_tokens=3).choices[0].logprobs is None
     # Tokens after the stop string are not part of the answer.
-    stopped = chat(client, **options, stop="two").choices[0]
-    assert stopped.message.content == "One " and read(stopped.logprobs) == expected[:1]
+    stopped = chat(client, **options | {"max_tokens": 12}, stop="two").choices[0]
+    assert stopped.message.content == read(stopped.logprobs) == "One "
 
 
-def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, embedded_pair):
-    ids, tokenizer = [15, 1, 16], embedded_pair.tokenizer
-    options = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 2}
+def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, session):
+    ids, tokenizer = [15, 1, 16], session.loaded.tokenizer
+    options = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
     [choice] = complete(**options).choices
-    prompt = tokenizer.decode(ids)
-    assert choice.text == prompt + "One two "
-    texts = [tokenizer.decode([id], special=True) for id in (*ids, 1, 2)]
-    logprobs = choice.logprobs
-    assert logprobs.tokens == texts
-    assert logprobs.token_logprobs == [None, -1 / 8, -16 / 8, -1 / 8, -2 / 8]
+    prompt, logprobs = tokenizer.decode(ids), choice.logprobs
+    assert choice.text == prompt + TEXT[:2]
+    assert logprobs.tokens == [*choice.text]
+    assert logprobs.token_logprobs == [None, UNLIKELY, UNLIKELY, CERTAIN, CERTAIN]
     assert logprobs.top_logprobs[0] is None
-    assert logprobs.top_logprobs[1] == {texts[1]: -1 / 8}
-    assert logprobs.text_offset == [len("".join(texts[:count])) for count in range(5)]
+    assert logprobs.top_logprobs[1] == {prompt[1]: UNLIKELY, TEXT[0]: CERTAIN}
+    assert logprobs.text_offset == [*range(5)]
     chunks = [chunk.choices[0] for chunk in complete(**options, stream=True)]
     assert "".join(chunk.text for chunk in chunks) == choice.text
     parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
     assert [lp for part in parts for lp in part.token_logprobs] == logprobs.token_logprobs
     assert [offset for part in parts for offset in part.text_offset] == logprobs.text_offset
-    for count, text in ((0, prompt), (1, prompt + "One ")):
+    for count in (0, 1):
         short = complete(**options | {"max_tokens": count, "logprobs": None})
-        assert (short.choices[0].text, short.choices[0].logprobs) == (text, None)
+        assert (short.choices[0].text, short.choices[0].logprobs) == (prompt + TEXT[:count], None)
         assert short.choices[0].finish_reason == "length"
         assert short.usage.completion_tokens == count and short.usage.prompt_tokens == 3
 
 
 def test_an_answer_that_has_ended_waits_for_slower_ones(client, session, monkeypatch):
     monkeypatch.setattr("specdemo.server.backend.PING", 0.001)
-    monkeypatch.setattr(session, "delay", 0.02)
+    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.02))
     answer = chat(client, n=20, max_tokens=2)
     assert [choice.finish_reason for choice in answer.choices] == ["length"] * 20
 
@@ -248,10 +267,9 @@ def test_a_prediction_is_tokenised_once_and_reaches_the_drafters(client, session
     tokens = tuple(session.loaded.tokenizer.encode("One two", special=False))
     parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]
     for content in ("One two", parts):
-        answer = chat(client, prediction={"type": "content", "content": content}, n=3)
+        chat(client, prediction={"type": "content", "content": content}, n=3)
         predicted = [question.prediction for question in session.questions[-3:]]
         assert predicted == [tokens] * 3 and len(set(map(id, predicted))) == 1
-        assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
 def test_limits_and_sampling_reach_the_engine(client, session):
@@ -261,7 +279,7 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     penalties = {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"17": -100}}
     more = {**vllm, "speculative": extension}
     chat(client, max_completion_tokens=5, **sampling, **penalties, extra_body=more)
-    options = session.settings[-1]
+    options = session.questions[-1].settings
     assert (options.max_new_tokens, options.top_p, options.top_k) == (5, 0.9, 7)
     assert (options.seed, options.drafter, options.draft_tokens) == (2**63 - 1, "lookup", 3)
     assert {name: getattr(options, name) for name in vllm} == vllm
@@ -269,12 +287,15 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     assert options.logit_bias == ((17, -100),)
     assert options.temperature == 4, "a setting in the extension goes before the API's own"
     chat(client)
-    first = session.settings[-1]
+    first = session.questions[-1].settings
     chat(client)
     assert (first.temperature, first.top_p, first.max_new_tokens) == (1.0, 1.0, 8)
-    assert session.settings[-1].seed != first.seed, "without a seed answers vary"
+    assert session.questions[-1].settings.seed != first.seed, "without a seed answers vary"
     chat(client, seed=-1, extra_body={"top_k": -1})
-    assert session.settings[-1].seed != first.seed and session.settings[-1].top_k == 0
+    assert (
+        session.questions[-1].settings.seed != first.seed
+        and session.questions[-1].settings.top_k == 0
+    )
 
 
 # Stop strings
@@ -284,32 +305,34 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     ("stop", "expected"),
     [("three", "One two "), ("o three", "One tw"), (["three", "two three"], "One ")],
 )
-def test_an_answer_and_decoding_end_with_a_stop_string(client, session, stop, expected):
-    before = session.rounds_made
-    answer = chat(client, max_tokens=300, stop=stop).choices[0]
-    assert session.rounds_made - before == 3
+def test_an_answer_and_decoding_end_with_a_stop_string(
+    client, session, monkeypatch, stop, expected
+):
+    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.005))
+    before, options = session.forwards, {"temperature": 0, "extra_body": UNDRAFTED}
+    answer = chat(client, max_tokens=300, stop=stop, **options).choices[0]
+    assert session.forwards - before < 150
     assert (answer.message.content, answer.finish_reason) == (expected, "stop")
-    assert text_of(streamed(client, max_tokens=8, stop=stop)) == expected
-    unfinished = streamed(client, max_tokens=3, stop="three fo")
-    assert text_of(unfinished) == "One two three ", "what was uncertain comes in the end"
+    assert text_of(streamed(client, max_tokens=16, stop=stop)) == expected
+    unfinished = streamed(client, max_tokens=12, stop="three fo")
+    assert text_of(unfinished) == TEXT[:12], "what was uncertain comes in the end"
 
 
 # Conversations
 
 
-def test_a_conversation_goes_through_the_chat_template(client, session, embedded_pair):
+def test_a_conversation_goes_through_the_chat_template(client, session, encode):
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")]
     chat(client, messages=[{"role": role, "content": text} for role, text in turns], max_tokens=1)
-    tokens = embedded_pair.tokenizer
     prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    assert session.prompts[-1] == tuple(tokens.encode(prompt + "<|im_start|>assistant\n"))
+    assert prompt_of(session) == tuple(encode(prompt + "<|im_start|>assistant\n"))
 
 
-def test_the_assistants_last_message_is_continued_where_asked_for(client, session, embedded_pair):
+def test_the_assistants_last_message_is_continued_where_asked_for(client, session):
     last = {"role": "assistant", "content": "One two"}
     options = {"continue_final_message": True, "add_generation_prompt": False}
     chat(client, messages=[*QUESTION, last], max_tokens=1, extra_body=options)
-    prompt = embedded_pair.tokenizer.decode(session.prompts[-1], special=True)
+    prompt = session.loaded.tokenizer.decode(prompt_of(session), special=True)
     assert prompt.endswith("<|im_start|>assistant\nOne two")
 
 
@@ -385,18 +408,14 @@ def test_a_token_that_is_none_is_refused_with_its_place(complete, prompt):
     assert caught.value.param == "prompt"
 
 
-def test_a_prompt_that_is_too_long_is_named_by_its_parameter(
-    client, complete, session, monkeypatch
-):
-    refusal = BadInput("The prompt is too long.", code="context_length_exceeded")
-    monkeypatch.setattr(session, "refusal", refusal)
+def test_a_prompt_that_is_too_long_is_named_by_its_parameter(client, complete):
     for create, param in (
-        (partial(chat, client), "messages"),
-        (partial(complete, prompt="hi"), "prompt"),
+        (partial(chat, client, messages=[{"role": "user", "content": "x" * 600}]), "messages"),
+        (partial(complete, prompt="x" * 600), "prompt"),
     ):
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError, match="tokens long") as caught:
             create()
-        assert (caught.value.param, caught.value.code) == (param, refusal.code)
+        assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -423,18 +442,24 @@ def test_every_error_has_the_apis_form(server, method, path, body, status):
     assert "Traceback" not in response.text
 
 
-def test_a_failure_inside_is_an_error_for_the_client_without_its_words(server, session):
-    session.errors = [RuntimeError("kernel panic in row 7") for _ in range(3)]
-    for ask, more in (streamed, {}), (chat, {}), (chat, {"n": 3}):  # of several answers all end
-        with pytest.raises(openai.APIError, match="had an error") as caught:
-            ask(client_of(server), **more)  # the server closes the client's connection
-        assert "kernel panic" not in str(caught.value), "what went wrong inside is for the log"
-        until(lambda: not session.active)
-    session.errors.clear()
+@pytest.mark.parametrize(("ask", "more"), [(streamed, {}), (chat, {}), (chat, {"n": 3})])
+def test_a_failure_inside_is_an_error_for_the_client_without_its_words(
+    server, session, monkeypatch, ask, more
+):
+    def failing(question):
+        yield next(events(question))
+        raise RuntimeError("kernel panic in row 7")
+
+    events = session.ask
+    monkeypatch.setattr(session, "ask", failing)
+    with pytest.raises(openai.APIError, match="had an error") as caught:
+        ask(client_of(server), **more)  # the server closes the client's connection
+    assert "kernel panic" not in str(caught.value), "what went wrong inside is for the log"
+    until(lambda: not session.activity.active)  # of several answers all end
 
 
-def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session, embedded_pair):
-    with served(session, embedded_pair, key="s3cret") as server:
+def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session):
+    with served(session, key="s3cret") as server:
         for key in ("wrong", "s3cret2"):
             with pytest.raises(openai.AuthenticationError) as caught:
                 client_of(server, key).models.list()
@@ -452,7 +477,7 @@ def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session, embedde
     assert options["properties"].keys() > {"messages", "temperature", "speculative"}
 
 
-def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, embedded_pair):
+def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session):
     go_on = threading.Event()
 
     def load(options, report):
@@ -460,7 +485,7 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
         go_on.wait(10)
         return session
 
-    with served(session, embedded_pair, load=load) as server:
+    with served(session, load=load) as server:
         client, health = client_of(server), f"{server.url}/health"
         until(lambda: "Downloading" in httpx.get(health).text)
         assert httpx.get(health).status_code == 503
@@ -473,14 +498,14 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
         assert chat(client).choices
 
 
-def test_a_model_found_damaged_fails_the_server_with_the_files_name(embedded_pair):
-    session = scripted()
-    session.refusal = DamagedModel("openvino_model.bin in target changed.")
-    with served(session, embedded_pair) as server:
+def test_a_model_found_damaged_fails_the_server_with_the_files_name(monkeypatch):
+    session, damaged = scripted(), DamagedModel("openvino_model.bin in target changed.")
+    monkeypatch.setattr(session, "ask", Mock(side_effect=damaged))
+    with served(session) as server:
         with pytest.raises(openai.InternalServerError, match="openvino_model.bin in target"):
             chat(client_of(server))
         health = httpx.get(f"{server.url}/health")
-    assert (health.status_code, health.json()["detail"]) == (503, str(session.refusal))
+    assert (health.status_code, health.json()["detail"]) == (503, str(damaged))
 
 
 # What a request costs is bounded before the work begins
@@ -565,23 +590,23 @@ def test_a_body_holds_what_the_context_can_need(server, client):
         assert response.status_code == status
 
 
-def test_requests_beyond_the_queue_are_refused_before_they_are_read(embedded_pair, monkeypatch):
+def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch):
     session = scripted()
-    session.held.set()
+    session.pause()
     with (
-        served(session, embedded_pair, max_ongoing=1, max_waiting=1) as server,
+        served(session, max_ongoing=1, max_waiting=1) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         client = client_of(server)
         answers = [pool.submit(chat, client, max_tokens=2) for _ in range(2)]
-        until(lambda: session.active == 2)
+        until(lambda: len(session.questions) == 2)
         with monkeypatch.context() as patch:
             patch.setattr(Tokenizer, "encode", Mock(side_effect=AssertionError))
             with pytest.raises(openai.RateLimitError, match="wait already"):
                 chat(client)
-        session.held.clear()
+        session.resume()
         assert all(answer.result(10).choices for answer in answers)
-        session.limit = 0  # the scheduler's own queue is full
+        monkeypatch.setattr(session, "ask", Mock(side_effect=Busy("The queue is full.")))
         for stream in (True, False):
             with pytest.raises(openai.RateLimitError) as caught:
                 chat(client, stream=stream)
@@ -592,12 +617,13 @@ def test_requests_beyond_the_queue_are_refused_before_they_are_read(embedded_pai
 # Clients that leave
 
 
-def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair):
-    session = scripted(delay=0.02)
-    options = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 400}
-    with served(session, embedded_pair) as server:
+def test_a_client_that_leaves_frees_its_place_within_a_round():
+    session = scripted()
+    session.target.fault = lambda batch: time.sleep(0.02)
+    options = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 300, **UNDRAFTED}
+    with served(session) as server:
         for waits, stream in product((True, False), repeat=2):
-            (session.held.set if waits else session.held.clear)()
+            (session.pause if waits else session.resume)()
             with (
                 suppress(httpx.ReadTimeout),
                 httpx.stream(
@@ -608,24 +634,24 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair):
                 ) as response,
             ):
                 next(response.iter_lines())
-            rounds_at_leaving = session.rounds_made
-            until(lambda: session.active == 0)
-            assert session.rounds_made - rounds_at_leaving <= 3, (waits, stream)
+            until(session.questions[-1].stop.is_set)
+            at_leaving = session.forwards
+            session.resume()
+            until(lambda: session.activity.active == 0)
+            assert session.forwards - at_leaving <= 3, (waits, stream)
         until(lambda: not httpx.get(f"{server.url}/health").json()["in_flight"])
         metrics = httpx.get(f"{server.url}/metrics").text
     assert 'specdemo_requests_total{kind="answer",outcome="cancelled"} 4.0' in metrics
-    assert len(session.settings) == 4
+    assert len(session.questions) == 4
 
 
-def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(embedded_pair):
-    class Closed(FakeSession):
-        def ask(self, question):
-            backend.close()
-            raise Busy("The models have been closed.")
+def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(monkeypatch):
+    def close(question):
+        backend.close()
+        raise Busy("The models have been closed.")
 
-    session = Closed()
-    session.loaded = embedded_pair
-    options = ServeOptions(max_new_tokens=8)
+    options, session = ServeOptions(max_new_tokens=8), scripted()
+    monkeypatch.setattr(session, "ask", close)
     backend = LocalBackend(options, lambda *_: session)
     list(backend.states(options))
 
