@@ -76,11 +76,10 @@ class AuditReport(ReportHeader):
             row.cells["sampling"] = replace(cell, result="fail" if fails else "pass")
         ours = [row.cells for row in self.rows if row.engine == "specdemo"]
         greedy = [cells["greedy"] for cells in ours if "greedy" in cells]
-        prompts, different = (sum(cell.cases for cell in greedy), sum(c.failures for c in greedy))
-        self.greedy = {"prompts": prompts, "identical": prompts - different}
-        sampled = [row["sampling"] for row in ours if "sampling" in row]
-        sampled = [cell for cell in sampled if cell.p_value is not None]
-        self.sampling = min(sampled, key=lambda cell: cell.p_value or 0.0, default=None)
+        identical = sum(cell.cases - cell.failures for cell in greedy)
+        self.greedy = {"prompts": sum(cell.cases for cell in greedy), "identical": identical}
+        cells = (row.cells["sampling"] for _, row in tested if row.engine == "specdemo")
+        self.sampling = next(cells, None)
         self.sampling_cells = len(tested)
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -89,7 +88,7 @@ def audit(
     engines: Iterable[AuditedEngine], plan: Plan, report: AuditReport, pair: str
 ) -> Iterator[Progress]:
     """Add a row for each engine to the `report`. A cell that a row has already is not run again.
-    Yields Progress before each cell; the report is judged by then."""
+    Yields Progress before each cell and after an engine, when the report is judged."""
     baselines: dict[tuple[str, bool], dict[Any, Any]] = {}
     report.judge()
     for engine in engines:
@@ -113,4 +112,5 @@ def audit(
             else:
                 row.cells[name] = cell_of(name, subject, plan)
             report.judge()
+        yield Progress(f"{engine.name}, {engine.method}", len(PROPERTIES), len(PROPERTIES))
         engine.close()

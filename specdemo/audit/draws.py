@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from specdemo.audit.comparison import Cell, Plan, Subject
-from specdemo.audit.engines import AuditedEngine, Case, NotOffered, Outcomes, Tokens
+from specdemo.audit.engines import AuditedEngine, Case, Outcomes, Tokens
 from specdemo.errors import RequestFailed
 from specdemo.runs.settings import Settings
 
@@ -99,8 +99,6 @@ def draw(
         batch = cases[begin : begin + engine.parallel]
         try:
             answers = engine.generate_many(batch, speculative)
-        except NotOffered:
-            raise
         except RequestFailed:
             answers = [_beginning(engine, case, speculative) for case in batch]
         yield from (answer[:OUTCOME_TOKENS] for answer in answers)
@@ -109,8 +107,6 @@ def draw(
 def _beginning(engine: AuditedEngine, case: Case, speculative: bool) -> Tokens:
     try:
         return (*engine.generate(*case, speculative),)[:OUTCOME_TOKENS]
-    except NotOffered:
-        raise
     except RequestFailed:
         return ()
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pkgutil import resolve_name
 from typing import Any
 
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Coupling, Settings
 from specdemo.text.templates import Message
@@ -23,7 +23,7 @@ OWN_PROPERTIES = "/default"
 """The end of a method's name where the engine runs with its own properties, not our target's."""
 
 
-class NotOffered(RequestFailed):
+class NotOffered(SpecdemoError):
     """The engine does not have what the settings name."""
 
 

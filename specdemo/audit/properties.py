@@ -3,6 +3,7 @@ engine's autoregressive decoding."""
 
 import itertools
 import json
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -116,12 +117,9 @@ def context(subject: Subject, plan: Plan) -> Cell:
     if limit is None:
         raise NotOffered("The engine does not tell its longest context.")
     words = list(itertools.islice(itertools.cycle(" ".join(plan.prompts).split()), limit))
-    low, high = 1, len(words)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = count((" ".join(words[:middle]),)) <= limit - CONTEXT_TOKENS
-        low, high = (middle, high) if fits else (low, middle - 1)
-    prompt = (" ".join(words[:low]),)
+    lengths, room = range(len(words) + 1), limit - CONTEXT_TOKENS
+    longer = bisect_right(lengths, room, lo=2, key=lambda n: count((" ".join(words[:n]),)))
+    prompt = (" ".join(words[: longer - 1]),)
     settings = replace(plan.settings, temperature=0.0, max_new_tokens=limit - count(prompt))
     return subject.compare([(prompt, settings)])
 

@@ -8,6 +8,7 @@ from statistics import median_low
 from time import perf_counter
 from typing import Any
 
+from specdemo.audit.engines import NotOffered
 from specdemo.audit.peers import Peer, TimedAnswer
 from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
@@ -223,7 +224,7 @@ class PeerAnswers:
             yield variant
             try:
                 self._answers[peer] += peer.answers([(instruction,)], settings)
-            except RequestFailed as error:
+            except (RequestFailed, NotOffered) as error:
                 del self._answers[peer]
                 self.skipped[variant] = str(error)
 

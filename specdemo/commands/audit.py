@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -82,7 +82,7 @@ def audit(
     options: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
     check_output(options.html, "--html")
-    from specdemo.audit.auditor import AuditReport, audit
+    from specdemo.audit import auditor
     from specdemo.audit.comparison import Plan
     from specdemo.audit.draws import MAX_TOP_K
     from specdemo.audit.report_page import versions
@@ -93,13 +93,17 @@ def audit(
     if options.resume and not (file and file.is_file()):
         raise BadInput("--resume needs --json with the file of an earlier report.")
     plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
-    report = AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
+    report = auditor.AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
     if options.resume and file:
         report.resume(file.read_text(encoding="utf-8"))
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:
-            engines: Iterator[AuditedEngine] = _server(options)
+            from specdemo.audit.server_engine import ServerEngine
+
+            baseline = options.server_baseline or None
+            server = ServerEngine(options.server, baseline, options.server_seed)
+            engines: Iterable[AuditedEngine] = [server]
             pair = ""
         else:
             from specdemo.pairs.registry import OWN
@@ -113,7 +117,7 @@ def audit(
             pair = own if info.name == OWN else info.name
             pair += f", {options.threads} threads" if options.threads else ""
             engines = _engines(session, options, settings, report.left_out)
-        for progress in audit(engines, plan, report, pair):
+        for progress in auditor.audit(engines, plan, report, pair):
             bar(Progress(printable(progress.text), progress.done, progress.total))
             if file:
                 write_json(as_json(report), str(file))
@@ -129,12 +133,6 @@ def audit(
 
 OURS = "specdemo", "server"
 """The engines whose failures are those of the command."""
-
-
-def _server(options: AuditOptions) -> Iterator[AuditedEngine]:
-    from specdemo.audit.server_engine import ServerEngine
-
-    yield ServerEngine(options.server, options.server_baseline or None, options.server_seed)
 
 
 def _engines(
