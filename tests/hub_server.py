@@ -163,26 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
             files = json.loads(body)["files"]
-            modes = [
-                {
-                    "path": entry["path"],
-                    "uploadMode": "lfs"
-                    if is_binary(base64.b64decode(entry["sample"]))
-                    else "regular",
-                    "shouldIgnore": False,
-                    "oid": None,
-                }
-                for entry in files
-            ]
-            self.answer({"files": modes})
+            for entry in files:
+                binary = is_binary(base64.b64decode(entry.pop("sample")))
+                entry |= {"uploadMode": "lfs" if binary else "regular", "shouldIgnore": False}
+            self.answer({"files": [{**entry, "oid": None} for entry in files]})
         elif path.endswith("/info/lfs/objects/batch"):
-            wanted = json.loads(body)["objects"]
-            action = {entry["oid"]: {"href": f"{hub.url}/blobs/{entry['oid']}"} for entry in wanted}
-            objects = [{**entry, "actions": {"upload": action[entry["oid"]]}} for entry in wanted]
+            objects = json.loads(body)["objects"]
+            for entry in objects:
+                entry["actions"] = {"upload": {"href": f"{hub.url}/blobs/{entry['oid']}"}}
             self.answer({"objects": objects, "transfer": "basic"})
         elif "/commit/" in path:
-            lines = [json.loads(line) for line in body.splitlines()]
-            self.commit([(entry["key"], entry["value"]) for entry in lines])
+            self.commit([json.loads(line) for line in body.splitlines()])
         else:
             self.fail(404, "EntryNotFound")
 
@@ -220,12 +211,10 @@ class _Handler(BaseHTTPRequestHandler):
         about = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
         with suppress(KeyError, ValueError):
             about["config"] = json.loads(bytes(repository.files["config.json"]))
-        body = json.dumps(about).encode()
-        self.head(200, len(body), {})
-        self.wfile.write(body)
+        self.answer(about)
 
     def send(self, repository: Repository, name: str) -> None:
-        hub, content = self.hub, repository.files[name]
+        hub, content, sent = self.hub, repository.files[name], 0
         if name in hub.corrupt:
             content = bytes(byte ^ 1 for byte in content[:1000]) + content[1000:]
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -242,7 +231,6 @@ class _Handler(BaseHTTPRequestHandler):
             repository.trouble = None
             body = body[: len(body) // 2]
         hub.sending += 1
-        sent = 0
         try:
             while sent < len(body):
                 rate = hub.bytes_per_second

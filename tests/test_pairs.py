@@ -179,20 +179,17 @@ def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys):
 
 def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_path, embedded_pair):
     """A Hub with a small model of the real vocabulary in place of SmolLM2-1.7B-Instruct."""
-    folder = tmp_path / "made-up"
+    folder, embedded_target = tmp_path / "made-up", embedded_pair.target.parent
     write_made_up(Shape(64, 1, 2, 49_152, 256, 2, 32), 8, folder)
-    embedded_target = embedded_pair.target.parent
     shutil.copy(embedded_target / "tokenizer.json", folder)
     (folder / "config.json").write_text('{"max_position_embeddings": 8192, "eos_token_id": 2}')
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "embedded").symlink_to(embedded_target.parent)
     server.add_folder("AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", folder)
-
     pair = find_pair("smollm2-1.7b")
     assert not pair.is_here()
     loaded = load_pair(pair)
-    assert pair.is_here()
-    assert loaded.draft.samefile(embedded_pair.target)
+    assert pair.is_here() and loaded.draft.samefile(embedded_pair.target)
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
     assert loaded.info.draft == "SmolLM2-135M-Instruct" and loaded.translation is None
 

@@ -93,8 +93,7 @@ def test_folders_of_ir_are_used_with_the_prompt_and_stop_that_dolly_was_trained_
     loaded = load_own(tiny.dolly, tiny.pythia)
     assert loaded.target == tiny.dolly / XML
     ids = loaded.template.render("Say ### End please", loaded.tokenizer)
-    assert ids[-1] == 50279
-    assert [id for id in ids if id >= 50277] == [50278, 50279]
+    assert ids[-1] == 50279 and [id for id in ids if id >= 50277] == [50278, 50279]
     assert (loaded.stop_ids, loaded.context_limit) == ({0, 50277}, 2048)
 
 
@@ -308,54 +307,37 @@ def test_a_conversion_that_fails_says_why(tmp_path, monkeypatch, program, words)
     assert words in exporting.run_module("conversion", [], tmp_path)
 
 
-def test_a_conversion_that_fills_the_disk_leaves_nothing_and_the_next_one_is_whole(
+def test_a_conversion_reads_no_byte_order_marks_and_leaves_nothing_on_a_full_disk(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
-    (tmp_path / "own").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "own" / name).write_text("{}")
+    (checkpoint := tmp_path / "own").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (checkpoint / name).write_bytes(codecs.BOM_UTF8 + '{"é": 1}'.encode())
+    texts, reasons = {}, ["", "the disk is full."]
 
     def converted(module: str, arguments: list[str], work: Path) -> str:
-        (out := Path(arguments[-1])).mkdir()
+        source, out = Path(arguments[arguments.index("--model") + 1]), Path(arguments[-1])
+        texts.update({path.name: path.read_bytes() for path in source.iterdir()})
+        out.mkdir()
         (out / ir.MODEL).write_text("<net/>")
         return reasons.pop()
 
     monkeypatch.setattr(exporting, "run_module", converted)
-    reasons = ["", "the disk is full."]
     with pytest.raises(FetchError, match="could not export .*the disk is full"):
-        fetch(str(tmp_path / "own"))
+        fetch(str(checkpoint))
     [exported] = (tmp_path / "home").iterdir()
     assert [path.name for path in exported.iterdir()] == ["lock"]
-    assert (fetch(str(tmp_path / "own")).folder / ir.MODEL).is_file()
-
-
-def test_a_conversion_reads_files_without_their_byte_order_marks(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
-    (tmp_path / "own").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (tmp_path / "own" / name).write_bytes(codecs.BOM_UTF8 + '{"é": 1}'.encode())
-    read = {}
-
-    def converted(module: str, arguments: list[str], work: Path) -> str:
-        source, out = Path(arguments[arguments.index("--model") + 1]), Path(arguments[-1])
-        read.update({path.name: path.read_bytes() for path in source.iterdir()})
-        out.mkdir()
-        (out / ir.MODEL).write_text("<net/>")
-        return ""
-
-    monkeypatch.setattr(exporting, "run_module", converted)
-    fetch(str(tmp_path / "own"))
-    marks = {name: content.startswith(codecs.BOM_UTF8) for name, content in read.items()}
+    assert (fetch(str(checkpoint)).folder / ir.MODEL).is_file()
+    marks = {name: content.startswith(codecs.BOM_UTF8) for name, content in texts.items()}
     assert marks == {"config.json": False, "tokenizer.json": False, "model.safetensors": True}
-    assert json.loads(read["config.json"]) == {"é": 1}
+    assert json.loads(texts["config.json"]) == {"é": 1}
 
 
 def test_a_draft_of_another_vocabulary_is_translated_and_the_log_has_the_difference(
     tiny, tmp_path, caplog
 ):
-    other = tmp_path / "other"
-    shutil.copytree(tiny.pythia, other)
+    other = shutil.copytree(tiny.pythia, tmp_path / "other")
     text = (other / "tokenizer.json").read_text(encoding="utf-8")
     text = text.replace('"Ġword40000"', '"Ġelsewhere"')
     (other / "tokenizer.json").write_text(text, encoding="utf-8")
