@@ -182,16 +182,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.blobs[self.path.rpartition("/")[2]] = content
         self.answer({})
 
-    def commit(self, operations: list[tuple[str, dict]]) -> None:
+    def commit(self, operations: list[dict]) -> None:
         files = {}
-        for kind, entry in operations:
-            if kind == "file":
-                files[entry["path"]] = base64.b64decode(entry["content"])
-            elif kind == "lfsFile":
+        for kind, entry in map(dict.values, operations):
+            if kind == "lfsFile":
                 files[entry["path"]] = self.hub.blobs[entry["oid"]]
-        if any(kind == "file" and is_binary(files[entry["path"]]) for kind, entry in operations):
-            self.fail(400, "BadRequest")  # as a git push of a binary file is
-            return
+            elif kind == "file":
+                files[entry["path"]] = base64.b64decode(entry["content"])
+                if is_binary(files[entry["path"]]):
+                    self.fail(400, "BadRequest")  # as a git push of a binary file is
+                    return
         self.hub.space |= files
         space = self.path.removeprefix("/api").partition("/commit/")[0]
         url = f"{self.hub.url}{space}/commit/{COMMIT}"

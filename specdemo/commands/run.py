@@ -23,12 +23,9 @@ STYLES = {
     "bonus": "cyan bold",
     "first": "yellow reverse",
 }
-"""The style of a token by its origin: a colour, mostly with an attribute for colour-blind readers.
-Tokens of a round without a draft have no style."""
+"""By the origin of a token: a colour, mostly with an attribute for colour-blind readers."""
 
-CHECK_SECONDS = 2.0
-"""How long to wait for the check of the models' files, which began when they were loaded."""
-
+CHECK_SECONDS = 2.0  # wait for the check of the models' files, which began when they were loaded
 PREPARING = "Compiling and measuring what makes answers fast"
 PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 

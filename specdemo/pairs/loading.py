@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPair(PairFiles):
-    """A pair ready to compile: IR, or checkpoints for torch devices. Without a draft model and a
-    draft `head`, n-gram lookup drafts. `context_limit` is in tokens. `typical_profile` serves until
-    this machine has measured. `check` finds damaged files."""
+    """A pair ready to compile. `context_limit` is in tokens. `typical_profile` is used until this
+    machine has measured. `check` finds damaged files."""
 
     info: PairInfo
     tokenizer: Tokenizer
@@ -45,9 +44,8 @@ class LoadedPair(PairFiles):
 
 
 def chosen_draft(pair: Pair) -> tuple[Source, ...]:
-    """The draft of `pair` to use; empty for n-grams only. If the user named none, drafts on this
-    disk come before others, then the fastest by `tune`, which raced on the processor and counts for
-    it only, then the order of `pair.drafts`."""
+    """The draft of `pair` to use; empty for n-grams only. If the user named none: a draft on this
+    disk before others, the fastest by `tune` (on the processor) before others, then the first."""
     choice = pair.choice
     if choice.assistant_model:
         return pair.drafts
@@ -153,8 +151,8 @@ def _opened(
 def _head(
     pair: Pair, target: Snapshot, draft: Snapshot | None
 ) -> tuple[Path | None, tuple[int, ...], Snapshot | None]:
-    """The draft head of `draft` and the target's layers that it reads, and `draft` if there is a
-    draft model. Raises BadInput for a head that does not go with the target."""
+    """The draft head in `draft`, the target's layers that it reads, and `draft` if it has a draft
+    model. Raises BadInput for a head of another target."""
     source = pair.draft
     if draft is None or source is None:
         return None, (), None
@@ -181,7 +179,6 @@ def _head(
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:
-    """The IR or checkpoint for the engine. A GGUF file is a checkpoint too."""
     if not on_torch(device):
         return model.folder / ir.MODEL
     # Only the operator can set this, no request.
@@ -192,8 +189,8 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
 
 
 def vocabulary_difference(target: Tokenizer, draft: Tokenizer) -> str:
-    """The first token id that means different strings in both, in words; "" if there is none. Ids
-    that only one of them has are no difference: the engine masks those that the target lacks."""
+    """The first token id with different strings, in words; "" if there is none. Ids that only one
+    vocabulary has are no difference: the engine masks those that the target lacks."""
     strings = {id: string for string, id in target.vocabulary().items()}
     for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
         if strings.get(id, string) != string:

@@ -160,7 +160,6 @@ class Pair:
 
 
 def _embedded_profile() -> Profile | None:
-    """The stored profile of the embedded pair on this machine, with costs of its target."""
     for subject, profile in measured.profiles():
         on_cpu = subject["machine"] == hardware.describe() and subject["devices"] == "CPU, CPU"
         costs = profile.targets["exact"].costs if "exact" in profile.targets else {}
@@ -170,7 +169,7 @@ def _embedded_profile() -> Profile | None:
 
 
 def _relative_cost(source: Source) -> float:
-    """Time of a token of the model, relative to the embedded target's."""
+    """Seconds a token relative to the embedded target."""
     weights = source.ir_bytes or source.download_bytes
     return EMBEDDED_TOKENS * weights / 1e9 if source.repo else 1.0
 
@@ -227,10 +226,9 @@ EMBEDDED = Pair(
     "a first look, simple English",
 )
 
-# Memory: the target's weights twice, because a session with exact and fast numerics holds two
-# compiled models; the draft's weights; KV caches of a full context, at most 8,192 tokens; 1 GB of
-# working space. Only exact numerics take little more than half of it (`rehearse` measures one
-# compiled model).
+# Memory: the target's weights twice (exact and fast numerics are two compiled models), the draft's
+# weights, KV caches of a full context of at most 8,192 tokens, 1 GB of working space. Without fast
+# numerics little more than half of it is used.
 _ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
 _DOLLY = "the paper's model family, English"
 _TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
@@ -257,8 +255,8 @@ PAIRS = (
 
 _DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")  # largest first
 _UNASKED = "dolly-3b-int4"
-"""Fetched by default: 1.7 GB. Rehearsed with VNNI it gives 1.2 to 1.3 times the tokens a second of
-`dolly-3b` at acceptance rates from 0.3 to 0.9 (docs/results/rehearsals.md)."""
+"""Fetched by default, 1.7 GB: 1.2 to 1.3 times as fast as `dolly-3b` with VNNI and acceptance rates
+from 0.3 to 0.9 (docs/results/rehearsals.md)."""
 
 
 def own_pair(target: Source, draft: Source | None = None) -> Pair:

@@ -48,7 +48,7 @@ def source_of(text: str, field: str, weight_format: str) -> Source:
 
 
 def here(source: Source) -> bool:
-    """Whether the model's files are on this disk. Its IR may have to be exported from them."""
+    """Whether the model's files, of which IR may have to be made, are on this disk."""
     return _local(source) is not None
 
 
@@ -65,8 +65,8 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
 def fetch(
     sources: Sequence[Source], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """The files of each of `sources` as they come. Checks disk and, with `to_run`, memory first.
-    Raises FetchError or BadInput."""
+    """The files of each of `sources`, fetched if missing, not exported. Checks disk and, with
+    `to_run`, memory first. Raises FetchError or BadInput."""
     snapshots = {source: _local(source) for source in sources}
     absent = [source for source in sources if source.repo and snapshots[source] is None]
     if absent:
@@ -98,7 +98,6 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
 
 
 def _local(source: Source) -> Snapshot | None:
-    """The model's folder or GGUF file on this disk, or None."""
     if not source.repo:
         pair = embedded.here()
         return pair and _embedded(source, pair)

@@ -15,8 +15,7 @@ from specdemo.text.tools import FunctionCall
 
 
 class Strict(BaseModel):
-    """Has few errors, because each takes ten times as long as a value: lists that may be long end
-    at their first one."""
+    """Reports few errors: each takes ten times as long as a value. Lists end at their first one."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -82,7 +81,7 @@ class ChatMessage(Strict, extra="ignore"):
 def read_messages(
     messages: Sequence[Message | Mapping[str, Any]], *, continues: bool = False
 ) -> list[Message]:
-    """The conversation `messages`. Raises BadInput for a message that cannot be read, and like
+    """The conversation `messages`. Raises BadInput for an unreadable message, and like
     `require_question`."""
     turns = []
     for number, message in enumerate(messages):
@@ -98,8 +97,8 @@ def read_messages(
 
 
 def require_question(turns: Sequence[Message], continues: bool) -> None:
-    """Raises BadInput if a user's message is empty, or if the last one is the assistant's, which
-    the answer does not continue unless `continues` is set."""
+    """Raise BadInput if a user's message is empty, or if the last one is the assistant's unless the
+    answer `continues` it."""
     if turns[-1].role == "assistant" and not continues:
         message = "The last message is the assistant's; end with a user's message, or let it be"
         raise BadInput(f"{message} continued with continue_final_message.", "messages")

@@ -1,5 +1,4 @@
-"""Prompt templates: an instruction or a conversation becomes the token ids of a prompt. What a user
-writes stays text: no part of it can become a special token."""
+"""Turns conversations into token ids. No part of a user's text can become a special token."""
 
 import json
 import os
@@ -19,7 +18,7 @@ from specdemo.text.tools import CallForm, FunctionCall, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
 _PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
-_CUT = "\ud801 "  # ends the text of a message that is continued; the space tells if it is trimmed
+_CUT = "\ud801 "  # ends a message that is continued; the space shows whether it is trimmed
 
 # For models without turns: system text first, then the messages; several get their role's name.
 _ONE_TEXT = (
@@ -35,8 +34,8 @@ _ONE_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". `calls` are an
-    assistant's calls of tools; `call_id` and `name` tell which of them a tool's turn answers."""
+    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". An assistant
+    makes `calls`, of which a tool's turn answers the one with `call_id` and `name`."""
 
     role: str
     content: str
@@ -47,11 +46,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The text around an instruction or a conversation, in Jinja; `tools_jinja` replaces it for a
-    conversation with tools. `bos`: add the tokens that the tokenizer itself puts before a text,
-    such as `<s>`. `tokens`: the texts of the special tokens that the template may name. `thinking`:
-    ask models that can think before they answer to do so.
-    """
+    """A chat template in Jinja; `tools_jinja` replaces it for a conversation with tools. `bos`: add
+    the tokens that the tokenizer itself puts before a text. `tokens`: special tokens that the
+    template may name. `thinking`: ask models that can to think before they answer."""
 
     name: str
     jinja: str
@@ -62,7 +59,7 @@ class Template:
 
     @property
     def call_form(self) -> CallForm | None:
-        """How the model writes calls of tools; None if it has no form that is known here."""
+        """How the model writes calls of tools; None if that is not known."""
         return call_form(self.tools_jinja or self.jinja)
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
@@ -83,10 +80,9 @@ class Template:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation that the model is to continue, with `tools` that it may
-        call (OpenAI's definitions): those of transformers' `apply_chat_template`, but nothing that
-        a message or a tool holds becomes a special token. With `continue_final_message` the prompt
-        ends within the last message, an assistant's. `chat_template_kwargs` (JSON data) are
+        """The token ids of transformers' `apply_chat_template`, but no text of a message or a tool
+        becomes a special token. `tools`: OpenAI's definitions. With `continue_final_message` the
+        prompt ends within the last message, an assistant's. `chat_template_kwargs` (JSON data) are
         variables of the template. Raises BadInput if the template refuses the conversation or drops
         a system or user message, or a tool."""
 
@@ -99,7 +95,7 @@ class Template:
         ids, special = encoded(valid)
         if special == own:
             return ids
-        # Either the texts spell special tokens, or the template looks at them.
+        # The texts spell special tokens, or the template compares them.
         guarded, own = encoded(tokenizer.mark_starts)
         if special != own:
             ids, special = encoded(tokenizer.mark_special)
@@ -113,8 +109,8 @@ class Template:
         chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         change: Callable[[str], str] = valid,
     ) -> str:
-        """The text of a prompt, for which `change` is applied to all text of messages and tools.
-        Raises BadInput like `render_chat`."""
+        """The text of a prompt, with `change` applied to all text of messages and tools. Raises
+        BadInput like `render_chat`."""
         if continue_final_message and messages[-1].role != "assistant":
             why = "continue_final_message needs a conversation that ends with the assistant's text."
             raise BadInput(why, "messages")
@@ -148,7 +144,7 @@ class Template:
 
 
 class _Placeholders:
-    """Replaces each text by a number between MARKs, which is found in the prompt."""
+    """Replaces each text by a numbered placeholder that can be found in the prompt."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -158,7 +154,7 @@ class _Placeholders:
         return text and _PLACEHOLDER.format(self._count)
 
     def require(self, variables: dict[str, Any], prompt: str) -> None:
-        """Raises BadInput if a message or a tool of `variables` is not in `prompt`."""
+        """Raise BadInput if a message or a tool of `variables` is not in `prompt`."""
         texts = [
             (message["content"], f"the {message['role']} message", "messages")
             for message in variables["messages"]
@@ -173,7 +169,6 @@ class _Placeholders:
 
 
 def _turn(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """A message as templates expect it."""
     plain = partial(_changed, change=_unless_plain(change))
     turn: dict[str, Any] = {"role": plain(message.role), "content": change(message.content)}
     calls = [
@@ -195,13 +190,13 @@ def _turn(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _unless_plain(change: Callable[[str], str]) -> Callable[[str], str]:
-    """`change` for texts that could spell a special token. Others stay, so that a template can
-    compare them in every rendering."""
+    """`change`, but texts that cannot spell a special token stay, so that templates can compare
+    them."""
     return lambda text: text if _PLAIN.fullmatch(text) else change(text)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """JSON data with `change` applied to its texts; plain names of properties and types stay.
+    """JSON data with `change` applied to its texts, except plain names of properties and types.
     Raises TypeError for other data."""
     if isinstance(value, str):
         return change(value)

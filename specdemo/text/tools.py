@@ -20,8 +20,8 @@ class FunctionCall(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """How a model writes a call: `head`, the tool's name, `middle`, the arguments as JSON, `tail`.
-    Calls have the `separator` between them; None: an answer has one. With a `list_marker` they are
-    a JSON list that follows it. `first`: no other text comes before a call."""
+    `separator` is between calls; None: only one call. With a `list_marker`, calls are a JSON list
+    after it. `first`: no other text precedes a call."""
 
     head: str
     middle: str
@@ -32,14 +32,14 @@ class CallForm:
 
     @property
     def leads(self) -> tuple[str, ...]:
-        """The texts with which calls may begin. SentencePiece puts a space after a marker."""
+        """The texts that may begin calls. SentencePiece puts a space after a marker."""
         if not self.list_marker:
             return (self.head,)
         return tuple(f"{self.list_marker}{space}[{self.head}" for space in ("", " "))
 
     @property
     def text(self) -> str:
-        """All text of a call but what it calls."""
+        """The text of a call without name and arguments."""
         return self.leads[0] + self.middle + self.tail
 
 
@@ -53,7 +53,7 @@ GRANITE = CallForm(*_OBJECT, "<|tool_call|>")
 
 
 def call_form(jinja: str) -> CallForm | None:
-    """The form of calls in a chat template; None if it has none, or another one."""
+    """The form of calls in a chat template; None if there is none, or another one."""
     if "[TOOL_CALLS]" in jinja:
         return MISTRAL_ARGS if "[ARGS]" in jinja else MISTRAL
     if "<tool_call>" in jinja:
@@ -66,8 +66,8 @@ def call_form(jinja: str) -> CallForm | None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` that an answer may call: OpenAI's function definitions as a JSON list. The
-    answer is text and calls, with `required` calls only; more than one with `several`."""
+    """The `functions` that an answer may call, OpenAI's definitions as a JSON list. With `required`
+    the answer is calls only; with `several` it may have more than one."""
 
     functions: str
     required: bool = False
