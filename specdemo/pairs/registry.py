@@ -174,41 +174,34 @@ def _relative_cost(source: Source) -> float:
     return EMBEDDED_TOKENS * weights / 1e9 if source.repo else 1.0
 
 
-def _openvino(name: str, megabytes: int) -> Source:
-    return Source(f"OpenVINO/{name}", name, megabytes * MB)
+def _hub(repo: str, size: int, export: str = "", ir_size: int = 0, name: str = "") -> Source:
+    """Sizes are in MB."""
+    name = name or repo.rpartition("/")[2].removesuffix("-GGUF:Q4_K_M")
+    return Source(repo, name, size * MB, export, ir_size * MB)
 
 
-_DOLLY_3B_INT4 = _openvino("dolly-v2-3b-int4-ov", 1_570)
-_DOLLY_3B_INT8 = _openvino("dolly-v2-3b-int8-ov", 2_780)
-_DOLLY_7B_INT4 = _openvino("dolly-v2-7b-int4-ov", 4_420)
-_DOLLY_7B_INT8 = _openvino("dolly-v2-7b-int8-ov", 6_900)
-_DOLLY_12B_INT8 = _openvino("dolly-v2-12b-int8-ov", 11_900)
+_DOLLY_3B_INT4 = _hub("OpenVINO/dolly-v2-3b-int4-ov", 1_570)
+_DOLLY_3B_INT8 = _hub("OpenVINO/dolly-v2-3b-int8-ov", 2_780)
+_DOLLY_7B_INT4 = _hub("OpenVINO/dolly-v2-7b-int4-ov", 4_420)
+_DOLLY_7B_INT8 = _hub("OpenVINO/dolly-v2-7b-int8-ov", 6_900)
+_DOLLY_12B_INT8 = _hub("OpenVINO/dolly-v2-12b-int8-ov", 11_900)
 # Not pythia-1.4b-int4-ov or -int8-ov: the files of those names are a model of 12 billion weights.
-_PYTHIA_1B = _openvino("pythia-1b-int4-ov", 627)
-_PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, "int8", 162 * MB)
-_PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, "int8", 70 * MB)
-_SMOLLM_INT4 = Source(
-    "AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", "SmolLM2-1.7B-Instruct-int4", 969 * MB
-)
-_SMOLLM_INT8 = Source(
-    "hsuwill000/SmolLM2-1.7B-Instruct-openvino", "SmolLM2-1.7B-Instruct-int8", 1_710 * MB
-)
-_GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, "int8", 1_558 * MB)
-_GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, "int8", 124 * MB)
-_QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
-_QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
-_QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
-_HEAD_17B, _HEAD_4B = (  # EAGLE-3 heads; their sizes are computed from their shapes
-    Source(f"AngelSlim/{name}", name, 2 * weights * MB, "int8", weights * MB)
-    for name, weights in (("Qwen3-1.7B_eagle3", 137), ("Qwen3-4B_eagle3", 218))
-)
-_CODER_15B, _CODER_05B = (
-    Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, "auto", weights * MB)
-    for name, size, weights in (
-        ("Qwen2.5-Coder-1.5B-Instruct", 1_117, 1_779),
-        ("Qwen2.5-Coder-0.5B-Instruct", 491, 632),
-    )
-)
+_PYTHIA_1B = _hub("OpenVINO/pythia-1b-int4-ov", 627)
+_PYTHIA_160M = _hub("EleutherAI/pythia-160m", 375, "int8", 162)
+_PYTHIA_70M = _hub("EleutherAI/pythia-70m", 166, "int8", 70)
+_SMOLLM = "SmolLM2-1.7B-Instruct"
+_SMOLLM_INT4 = _hub(f"AIFunOver/{_SMOLLM}-openvino-4bit", 969, name=f"{_SMOLLM}-int4")
+_SMOLLM_INT8 = _hub(f"hsuwill000/{_SMOLLM}-openvino", 1_710, name=f"{_SMOLLM}-int8")
+_GPT2_XL = _hub("openai-community/gpt2-xl", 6_430, "int8", 1_558)
+_GPT2 = _hub("openai-community/gpt2", 548, "int8", 124)
+_QWEN3_17B = _hub("OpenVINO/Qwen3-1.7B-int8-ov", 1_730)
+_QWEN3_4B = _hub("OpenVINO/Qwen3-4B-int4-ov", 2_300)
+_QWEN3_06B = _hub("OpenVINO/Qwen3-0.6B-int8-ov", 610)
+# EAGLE-3 heads; their sizes are computed from their shapes.
+_HEAD_17B = _hub("AngelSlim/Qwen3-1.7B_eagle3", 274, "int8", 137)
+_HEAD_4B = _hub("AngelSlim/Qwen3-4B_eagle3", 436, "int8", 218)
+_CODER_15B = _hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M", 1_117, "auto", 1_779)
+_CODER_05B = _hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M", 491, "auto", 632)
 
 # The order of drafts follows the estimates in docs/results/rehearsals.md.
 _TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
