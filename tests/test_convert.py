@@ -24,7 +24,7 @@ from gguf import GGUFValueType, TokenType
 from tokenizers import Regex, pre_tokenizers
 
 from specdemo import cli
-from specdemo.convert import checkpoints, exporting, gguf_file, ir, vocabulary, weights
+from specdemo.convert import checkpoints, exporting, gguf_file, ir, weights
 from specdemo.convert.exporting import export
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.errors import BadInput, FetchError, ModelError
@@ -249,7 +249,7 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
     path = tmp_path / "tiny.gguf"
     fields = {"tokenizer__ggml__bos_token_id": (411, GGUFValueType.UINT32)}
     tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", pre=pre, **fields)
-    vocabulary.write(gguf_file.read(path), tmp_path)
+    gguf_file.write_tokenizer(gguf_file.read(path), tmp_path)
     own, reference = Tokenizer(tmp_path / "tokenizer.json"), reference_tokenizer(pre)
     for text in TEXTS:
         ids = own.encode(text, special=False)
@@ -277,7 +277,7 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
         {f"tokenizer.ggml.{name}": value for name, value in fields.items()},
         {},
     )
-    vocabulary.write(file, tmp_path)
+    gguf_file.write_tokenizer(file, tmp_path)
     own = Tokenizer(tmp_path / "tokenizer.json")
     for text in (*TEXTS, "Give three tips for staying healthy."):
         ids = own.encode(text, special=False)
@@ -333,7 +333,7 @@ def reference_tokenizer(pre: str):
 
 
 def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path):
-    vocabulary.write(gguf_file.read(file), tmp_path)
+    gguf_file.write_tokenizer(gguf_file.read(file), tmp_path)
     template = chat_template(tmp_path)
     assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
@@ -532,7 +532,7 @@ def test_a_vocabulary_that_would_take_minutes_is_refused_before_that(tmp_path, t
     fields = {f"tokenizer.ggml.{name}": value for name, value in (PIECES | own).items()}
     began = time.monotonic()
     with pytest.raises(BadInput, match=words):
-        vocabulary.write(gguf_file.Gguf(tmp_path / "tiny.gguf", fields, {}), tmp_path)
+        gguf_file.write_tokenizer(gguf_file.Gguf(tmp_path / "tiny.gguf", fields, {}), tmp_path)
     assert time.monotonic() - began < 5  # 0.1 s, and 19 to 90 s where they were read
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 from traces import race_trace
 
-from specdemo.convert import exporting, gguf_file, ir, vocabulary
+from specdemo.convert import exporting, gguf_file, ir
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
@@ -253,7 +253,7 @@ def gguf_folder() -> tuple[tempfile.TemporaryDirectory, bytes]:
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name, "tiny.gguf")
     write_gguf(path, METADATA)
-    vocabulary.write(gguf_file.read(path), path.parent)
+    gguf_file.write_tokenizer(gguf_file.read(path), path.parent)
     assert gguf_file.decoder(gguf_file.read(path))
     return folder, path.read_bytes()
 
@@ -313,7 +313,7 @@ def read_gguf(path: Path) -> None:
     try:
         file = gguf_file.read(path)
         gguf_file.decoder(file)
-        vocabulary.write(file, path.parent)
+        gguf_file.write_tokenizer(file, path.parent)
         assert ir.read_config(path.parent)
     except (BadInput, FetchError) as error:
         sentence(error)

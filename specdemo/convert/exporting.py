@@ -121,12 +121,12 @@ class ExportPlan:
     def write(self, folder: Path, report: Report) -> None:
         """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
         for what the graph or the tokenizer cannot have, FetchError."""
-        from specdemo.convert import decoder, vocabulary
+        from specdemo.convert import decoder, gguf_file
         from specdemo.convert.weights import FileWeights
 
         if self.file:
             folder.mkdir()
-            vocabulary.write(self.file, folder)
+            gguf_file.write_tokenizer(self.file, folder)
             link(self.source.absolute(), folder / ir.SOURCE)
         if self.shape:
             weights = FileWeights(self.tensors, report, self.name)
