@@ -133,7 +133,7 @@ def test_without_the_key_no_body_is_read():
 
 def test_one_network_cannot_hold_every_connection():
     guard, go_on = RequestGuard(), asyncio.Event()
-    guard.most_of_network = 2
+    guard.max_of_network = 2
 
     async def wait(request):
         await go_on.wait()

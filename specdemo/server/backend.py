@@ -21,7 +21,7 @@ from specdemo.runs.bridge import merged
 from specdemo.runs.question import Question, with_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
-from specdemo.server.host import Host, Loading, Ready, Report
+from specdemo.server.host import Host, Loading, Ready, ShowLine
 from specdemo.server.metrics import Record
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -66,7 +66,7 @@ class Piece:
     calls: tuple[FunctionCall, ...] = ()
 
 
-def open_pair(options: ServeOptions, report: Report) -> Session:
+def open_pair(options: ServeOptions, report: ShowLine) -> Session:
     from specdemo.pairs.registry import chosen_pair
     from specdemo.runs.session import open_session
 
@@ -88,7 +88,7 @@ class LocalBackend(Host):
     """The API's host of one pair. Requests raise NotReady until it is loaded."""
 
     def __init__(
-        self, options: ServeOptions, opener: Callable[[ServeOptions, Report], Session] = open_pair
+        self, options: ServeOptions, opener: Callable[[ServeOptions, ShowLine], Session] = open_pair
     ):
         super().__init__(options, opener)
         self.options, self._created = options, int(time.time())
@@ -263,12 +263,11 @@ class Answers:
         if settings.max_new_tokens > limit:
             raise BadInput(f"This model answers with at most {limit} tokens.", "max_tokens")
         characters = request.characters
-        most = self._session.context_limit * self._tokenizer.longest_token * len(request.prompts)
-        if characters > most:
-            message = (
-                f"The texts have {characters:,} characters; this model reads fewer than {most:,}."
-            )
-            raise BadInput(message, code="context_length_exceeded")
+        readable = self._session.context_limit * self._tokenizer.longest_token
+        readable *= len(request.prompts)
+        if characters > readable:
+            message = f"The texts have {characters:,} characters; this model reads fewer than"
+            raise BadInput(f"{message} {readable:,}.", code="context_length_exceeded")
         turn = (
             self._backend.long_texts.turn(characters) if characters > LONG_TEXT else nullcontext()
         )

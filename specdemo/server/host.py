@@ -18,7 +18,7 @@ from specdemo.server.metrics import Metrics
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
 
-Report = Callable[[str], None]
+ShowLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Host:
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Callable[[Any, Report], Session],
-        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
+        opener: Callable[[Any, ShowLine], Session],
+        fetch: Callable[[ModelChoice, ShowLine], bool] = lambda pair, report: True,
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()

@@ -43,10 +43,12 @@ class Metrics:
         self.drafted = counter("draft_tokens", "Draft tokens proposed")
         self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
         self.errors = counter("errors", "Failures by kind of exception", ["exception"])
-        words = "From the request to its first token, waiting included"
-        self.first_token = histogram("time_to_first_token_seconds", words)
-        words = "From the request to the end of its answer, waiting included"
-        self.whole = histogram("answer_seconds", words)
+        self.first_token_seconds = histogram(
+            "time_to_first_token_seconds", "From the request to its first token, waiting included"
+        )
+        self.answer_seconds = histogram(
+            "answer_seconds", "From the request to the end of its answer, waiting included"
+        )
         self._blocks = {
             "used": gauge("cache_blocks_used", "KV cache blocks in use", ["cache"]),
             "limit": gauge("cache_blocks_limit", "Blocks there are", ["cache"]),
@@ -98,7 +100,7 @@ class Record(AbstractContextManager["Record"]):
             self._metrics.drafted.inc(len(event.drafted))
             self._metrics.accepted.inc(event.accepted)
             if not self._tokens["answer"]:
-                self._metrics.first_token.observe(time.monotonic() - self._begun)
+                self._metrics.first_token_seconds.observe(time.monotonic() - self._begun)
             self._tokens["answer"] += len(event.tokens)
         elif isinstance(event, BaselineToken):
             self._tokens["baseline"] += 1
@@ -119,7 +121,7 @@ class Record(AbstractContextManager["Record"]):
             self._metrics.tokens.labels(name).inc(count)
         if trace is not None:
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
-            self._metrics.whole.observe(seconds)
+            self._metrics.answer_seconds.observe(seconds)
         prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
         log.info("%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, tokens, seconds)
 

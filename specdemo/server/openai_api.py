@@ -68,7 +68,7 @@ def openai_application(
     @router.get("/v1/models/{name:path}")
     async def model_named(name: str) -> dict[str, Any]:
         model = await backend.model()
-        guard.most_bytes = min(MAX_BODY, SPARE_BYTES + TOKEN_BYTES * model["context_length"])
+        guard.max_body = min(MAX_BODY, SPARE_BYTES + TOKEN_BYTES * model["context_length"])
         if name not in (model["id"], model["pair"]):
             message = f"The model `{name[:100]}` does not exist here; this server has"
             raise BadInput(f"{message} `{model['id']}`.", "model", "model_not_found")

@@ -207,11 +207,12 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
 def on_ray(options: ServeOptions) -> Iterator[str]:
     """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
     answers are finished. Raises RequestFailed if the service does not start."""
-    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
-    if most * each > processors():  # Ray would wait for more for ever
+    replicas, cores = options.max_replicas or options.replicas, options.cpus_per_replica or 1
+    if replicas * cores > processors():  # Ray would wait for more for ever
         raise BadInput(
-            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
-            f"{processors()}; lower --replicas (or --max-replicas) or --cpus-per-replica."
+            f"{replicas} replicas of {cores} cores each need {replicas * cores} cores and this "
+            f"machine has {processors()}; lower --replicas (or --max-replicas) or "
+            "--cpus-per-replica."
         )
     bound_socket(options.host, options.port).close()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

@@ -60,9 +60,9 @@ class RequestGuard:
     all but GET, HEAD and OPTIONS get 503. `open` does not count responses of `endless` paths.
     """
 
-    endless: tuple[str, ...] = ("\0",)
-    most_of_network: int = CONNECTIONS
-    most_bytes: int = MAX_BODY  # of a body
+    endless: tuple[str, ...] = ()
+    max_of_network: int = CONNECTIONS
+    max_body: int = MAX_BODY  # bytes
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RequestGuard:
 
     def largest_body(self, scope: Scope) -> int:
         """The most bytes of a request's body. Raises HTTPException for an address of no use."""
-        return self.most_bytes
+        return self.max_body
 
     def validate_request(self, scope: Scope, body: bytes) -> bytes:
         """The body that the application gets, and its JSON in `scope["json"]`. Raises BadInput or
@@ -121,8 +121,8 @@ class RequestGuard:
         self._of_network[network] += 1
         try:
             self._check(scope)
-            if network and self._of_network[network] > self.most_of_network:
-                detail = f"{self.most_of_network} requests from your network are at work already."
+            if network and self._of_network[network] > self.max_of_network:
+                detail = f"{self.max_of_network} requests from your network are at work already."
                 raise HTTPException(429, detail, {"Retry-After": "10"})
             body = self.validate_request(scope, await self._whole_body(scope, receive, network))
         except ClientDisconnect:
@@ -130,10 +130,10 @@ class RequestGuard:
         except (HTTPException, BadInput) as error:
             await refusal(error)(scope, receive, send)
         else:
-            whole = [{"type": "http.request", "body": body, "more_body": False}]
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replayed() -> MutableMapping[str, Any]:
-                return whole.pop() if whole else await receive()
+                return messages.pop() if messages else await receive()
 
             await app(scope, replayed, send)
         finally:

@@ -36,7 +36,7 @@ SAMPLING = (
 
 MAX_ANSWERS = 32  # of a request
 Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
-Count = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
+AnswerCount = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
 Likeliest = Annotated[
     Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
     BeforeValidator(lambda value: None if value is False else value),
@@ -88,8 +88,8 @@ else:
 
 class CommonRequest(Sampling):
     model: str
-    n: Count | None = None
-    best_of: Count | None = None
+    n: AnswerCount | None = None
+    best_of: AnswerCount | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None
@@ -218,15 +218,13 @@ class ChatRequest(CommonRequest):
 
     @cached_property
     def json_schema(self) -> str:
-        wanted = self.response_format
-        if wanted is None:
-            return ""
-        if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        form = self.response_format or ResponseFormat(type="text")
+        if (form.json_schema is None) == (form.type == "json_schema"):
             message = "response_format.json_schema is missing, or the type is not json_schema."
             raise BadInput(message, "response_format")
-        if wanted.json_schema:
-            return json.dumps(wanted.json_schema.schema_)
-        return "" if wanted.type == "text" else '{"type": "object"}'
+        if form.json_schema:
+            return json.dumps(form.json_schema.schema_)
+        return "" if form.type == "text" else '{"type": "object"}'
 
     @cached_property
     def callable_tools(self) -> Tools | None:

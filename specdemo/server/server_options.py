@@ -11,7 +11,7 @@ from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS
 
-Count = Annotated[Whole, Field(ge=1)]
+Positive = Annotated[Whole, Field(ge=1)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 
 
@@ -45,8 +45,8 @@ class ServerOptions(ModelChoice):
         from specdemo.server.request_guard import address_of
 
         address = address_of(self.host)
-        own = address.is_loopback if address else self.host == "localhost"
-        public = self.share or "SPACE_ID" in os.environ or not own
+        loopback = address.is_loopback if address else self.host == "localhost"
+        public = self.share or "SPACE_ID" in os.environ or not loopback
         return public if self.shared is None else self.shared
 
 
@@ -58,19 +58,19 @@ class ServeOptions(ServerOptions):
         512, "tokens of a chat answer whose request names no limit"
     )
     no_ray: bool = option(False, "one engine in this process, without Ray")
-    replicas: Count = option(1, "replicas, each with the pair and an engine of its own")
-    max_replicas: Count | None = option(None, "the most replicas that the load may bring")
-    cpus_per_replica: Count | None = option(
+    replicas: Positive = option(1, "replicas, each with the pair and an engine of its own")
+    max_replicas: Positive | None = option(None, "the most replicas that the load may bring")
+    cpus_per_replica: Positive | None = option(
         None, "cores of each replica", unset="1; with --no-ray all of the machine"
     )
-    max_ongoing: Count = option(8, "requests that each replica runs at once")
+    max_ongoing: Positive = option(8, "requests that each replica runs at once")
     max_waiting: Annotated[Whole, Field(ge=0)] = option(
         64, "requests that may wait for each replica; more are refused with status 429"
     )
     drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    gateways: Count = 1
+    gateways: Positive = 1
 
 
 def key_from_environment() -> str | None:

@@ -80,10 +80,10 @@ class BackgroundDownload:
     def _fetch(self) -> str:
         from specdemo.pairs.loading import fetch_pair
 
-        mine = threading.current_thread()
+        thread = threading.current_thread()
 
         def report(progress: Progress | None) -> None:  # called in several threads
-            if self._thread is not mine:
+            if self._thread is not thread:
                 raise RequestFailed("Paused.")
             self.progress = progress
 

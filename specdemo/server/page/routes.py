@@ -39,7 +39,7 @@ class Body(BaseModel):
     size: ClassVar[int] = 500_000  # bytes; the longest question has 240,000 with every escape
 
 
-class Event(Body):
+class GradioEvent(Body):
     """An event of the page, or a call of gradio_client."""
 
     data: list[Scalar]
@@ -106,8 +106,8 @@ READS = (
 """Of GET and HEAD."""
 
 CALLS: dict[str, type[Body]] = {
-    "/gradio_api/queue/join": Event,
-    "/gradio_api/run/predict": Event,
+    "/gradio_api/queue/join": GradioEvent,
+    "/gradio_api/run/predict": GradioEvent,
     "/gradio_api/call/generate": PositionalCall,
     "/gradio_api/call/v2/generate": NamedCall,
     "/gradio_api/cancel": Cancel,
@@ -132,7 +132,7 @@ class PageGuard(RequestGuard):
     """The RequestGuard of the page: answers READS and CALLS. Figures need the key."""
 
     endless = ("/gradio_api/heartbeat/",)
-    most_of_network = 256
+    max_of_network = 256
 
     def attach(self, blocks: gradio.Blocks) -> None:
         """Sets the page."""
@@ -186,19 +186,19 @@ class PageGuard(RequestGuard):
             call = CALLS[scope["path"]].model_validate(value)
         except ValidationError as error:
             raise wrong_parameter(error.errors(), value) from None
-        if isinstance(call, Event | PositionalCall):
+        if isinstance(call, GradioEvent | PositionalCall):
             self._require_inputs(call)
         return call.model_dump_json(exclude_unset=True).encode()
 
-    def _require_inputs(self, call: Event | PositionalCall) -> None:
+    def _require_inputs(self, call: GradioEvent | PositionalCall) -> None:
         functions = self._blocks.fns
-        if isinstance(call, Event):
+        if isinstance(call, GradioEvent):
             function = functions.get(call.fn_index)
         else:
             function = next(f for f in functions.values() if f.api_name == "generate")
         if function is None or function.fn is None:
             raise HTTPException(404, "There is no such endpoint; GET /gradio_api/info lists them.")
-        least = sum(not block.skip_api for block in function.inputs)
-        if len(call.data) not in (least, len(function.inputs)):
-            message = f"data must be a list of {least} values; GET /gradio_api/info has them."
+        required = sum(not block.skip_api for block in function.inputs)
+        if len(call.data) not in (required, len(function.inputs)):
+            message = f"data must be a list of {required} values; GET /gradio_api/info has them."
             raise BadInput(message, "data")

@@ -18,7 +18,7 @@ from specdemo.runs.question import Event, Question
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
-from specdemo.server.host import Host, Report
+from specdemo.server.host import Host, ShowLine
 from specdemo.server.metrics import Metrics, Record
 from specdemo.server.page.wording import error_sentence, model_line
 from specdemo.server.request_guard import network_of
@@ -140,11 +140,11 @@ class LimitedSession:
             if not limits.fast_numerics:
                 require_exact(settings)
             if (length := len(question.instruction)) > limits.prompt_characters:
-                most = f"this server reads up to {limits.prompt_characters}: shorten it."
-                raise BadInput(f"The question has {length} characters; {most}")
+                limit = f"this server reads up to {limits.prompt_characters}: shorten it."
+                raise BadInput(f"The question has {length} characters; {limit}")
             if (tokens := settings.max_new_tokens) > limits.new_tokens:
-                most = f"this server gives up to {limits.new_tokens}."
-                raise BadInput(f"Maximum tokens is {tokens}; {most}", "max_new_tokens")
+                limit = f"this server gives up to {limits.new_tokens}."
+                raise BadInput(f"Maximum tokens is {tokens}; {limit}", "max_new_tokens")
             with closing(self._session.ask(question)) as events:
                 for event in events:
                     if late and isinstance(event, Trace):
@@ -166,9 +166,9 @@ class Service(Host):
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Callable[[ModelChoice, Report], Session],
+        opener: Callable[[ModelChoice, ShowLine], Session],
         limits: VisitorLimits = LIMITS,
-        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
+        fetch: Callable[[ModelChoice, ShowLine], bool] = lambda pair, report: True,
     ):
         super().__init__(pair, opener, fetch)
         self.gate = Gate(self.counters, limits)

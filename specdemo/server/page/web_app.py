@@ -110,15 +110,15 @@ def _add_files(app: FastAPI, page: Page) -> None:
 
     def index(request: Request) -> Response:
         gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
-        whole = gradios(request, None).body.decode()
+        document = gradios(request, None).body.decode()
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
-        whole = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", whole)
+        document = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", document)
         # Plotly would put the address into its drawings, which are lost when it changes.
-        whole = re.sub(r'<base href="./"[^>]*>', "", whole)
+        document = re.sub(r'<base href="./"[^>]*>', "", document)
         # The styles come after Gradio's, which they change.
-        whole = whole.replace("</head>", page.head + "</head>", 1)
-        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card, 1))
+        document = document.replace("</head>", page.head + "</head>", 1)
+        return HTMLResponse(document.replace("<head>", STOP_LOOP + card, 1))
 
     def asset(request: Request) -> Response:
         name = request.path_params["file"]
