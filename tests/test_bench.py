@@ -9,7 +9,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
-from fakes import FakeSession
+from toy_session import ToySession, byte_pair, toy_clock
 
 from specdemo.audit import genai_peer, peers
 from specdemo.bench import charts
@@ -53,20 +53,28 @@ class FakePeer:
         return [(self.tokens, self.seconds)]
 
 
-def report_of(prompts=PROMPTS, session=None, **more) -> BenchReport:
-    *_, report = bench(session or FakeSession(), prompts, SETTINGS, **more)
+@pytest.fixture(scope="module", autouse=True)
+def clock():
+    with toy_clock():
+        yield
+
+
+def report_of(prompts=PROMPTS, settings=SETTINGS, differs_at=None, **more) -> BenchReport:
+    with ToySession(right=(2, 3)) as session:
+        session.target.differs_at = differs_at
+        *_, report = bench(session, prompts, settings, **more)
     return report
 
 
 @pytest.fixture(scope="module")
-def report() -> BenchReport:
+def report(clock) -> BenchReport:
     return report_of(repeats=2, peers=[FakePeer()])
 
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
     data = json.loads(as_json(report))
     assert data.keys() == set("machine versions pair settings rows summary peers details".split())
-    assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "fake target"
+    assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "toy target"
     assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
     row = "id task tokens autoregressive_s speculative_s speedup acceptance_rate tokens_per_round"
     assert list(data["rows"][0]) == [*row.split(), "identical"]
@@ -92,14 +100,12 @@ def test_speedups_are_total_time_over_total_time():
 
 
 def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where():
-    session = FakeSession()
-    session.differs_at = 5
-    report = report_of([EMPTY, *PROMPTS], session)
+    report = report_of([EMPTY, *PROMPTS], Settings(24, 15), differs_at=5)
     assert [row["id"] for row in report.rows] == [prompt.id for prompt in PROMPTS]
     assert report.rows[0]["identical"] is False
     assert "is empty" in report.details.skipped["empty"]
     difference = report.details.differences["one"]
-    assert all(part in difference for part in ("token 6", "'other '", "0.25 logits"))
+    assert all(part in difference for part in ("token 6 is 's'", "'t'", "20 logits"))
 
 
 def test_a_report_without_a_prompt_has_no_figures():
@@ -109,7 +115,8 @@ def test_a_report_without_a_prompt_has_no_figures():
     assert "No prompt was finished" in page(report)
 
 
-def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
+def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
+    report = report_of(settings=Settings(24, 1, "model"), repeats=2, peers=[FakePeer()])
     html = page(report)
     assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
     assert HOSTILE not in html
@@ -127,12 +134,12 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
 
 
 def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token():
-    ids = tuple(range(1, 10))
+    ids = tuple(byte_pair().tokenizer.encode(PROMPTS[0].instruction)[:24])
     fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
     others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
     peers = report_of(PROMPTS[:1], peers=[*others, fast]).peers
     assert peers["fake/speculative"]["settings"] == {"variant": "fast"}
-    assert peers["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
+    assert peers["fake/speculative"]["tokens_per_s"] == pytest.approx(23 / 0.1)
     assert peers["fake/speculative"]["identical"] is True
     assert peers["fake/other"]["identical"] is False
 
@@ -294,8 +301,11 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
 
 
 def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
-    single, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
-    assert "lengths" not in vars(single) and single.rows == report_of().rows
+    fixed = {"settings": Settings(24, 1, "model")}
+    single = report_of(**fixed, lengths=(24,))
+    several = report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
+    assert "lengths" not in vars(single)
+    assert single.rows == [pytest.approx(row) for row in report_of(**fixed).rows]
     rows = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several.rows]
     assert rows == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
     assert [row["max_new_tokens"] for row in several.lengths] == [3, 6]
