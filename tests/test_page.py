@@ -268,8 +268,7 @@ def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_ans
     tab.ask("The quick brown fox jumps over the lazy dog")
     for count in range(1, 4):
         tab.page.wait_for_function(f"window.seen.size >= {count}")
-        session.pause(2)
-        session.resume()
+        session.step(2)
     tab.press("Stop")
     until(session.questions[-1].stop.is_set)
     session.resume()

@@ -1,11 +1,12 @@
 """Many visitors on one page: limits, stopping, failures in a sentence, monitoring, uploads,
-and the endpoints under load. A FakeSession answers."""
+and the endpoints under load. Toy models answer."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from fakes import FakeSession, page_application, page_server, until
+from fakes import page_application, page_server, until
 from test_page_saved import SAVED
+from toy_session import ToySession, toy_clock
 
 from specdemo.bench.load_test import ask, level
-from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.question import Question
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.server.metrics import Metrics
 from specdemo.server.page import events, web_app
@@ -31,12 +32,7 @@ from specdemo.server.page.wording import error_sentence
 EMBEDDED = ModelChoice("embedded")
 
 
-@pytest.fixture
-def fake() -> FakeSession:
-    return FakeSession()
-
-
-def service_of(session: FakeSession, limits: VisitorLimits = LIMITS) -> Service:
+def service_of(session: ToySession, limits: VisitorLimits = LIMITS) -> Service:
     """A service whose session is `session`, ready."""
     service = Service(EMBEDDED, lambda pair, report: session, limits)
     assert [state.kind for state in service.states(EMBEDDED)][-1] == "ready"
@@ -44,8 +40,8 @@ def service_of(session: FakeSession, limits: VisitorLimits = LIMITS) -> Service:
 
 
 @pytest.fixture
-def service(fake) -> Service:
-    return service_of(fake)
+def service(toy) -> Service:
+    return service_of(toy)
 
 
 def answer(service: Service, question: Question) -> None:
@@ -55,7 +51,7 @@ def answer(service: Service, question: Question) -> None:
 
 def updates(service: Service, question: str, running: events.Running | None = None):
     """The envelopes of a race, one by one."""
-    values = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
+    values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
     menu = ModelMenu(EMBEDDED, shared=False)
     given = events.race, service, running or events.Running(), menu, Visitor("tab"), values
     for envelope in events.messages(*given):
@@ -141,19 +137,18 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
         ("hi", Settings(5, numerics="fast"), "fast are not loaded here.*offers exact"),
     ],
 )
-def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
+def test_what_is_over_the_limits_is_refused_before_anything_runs(toy, question, settings, said):
     limits = VisitorLimits(prompt_characters=100, new_tokens=50, fast_numerics=False)
     with pytest.raises(BadInput, match=said):
-        answer(service_of(fake, limits), Question(question, settings))
-    assert fake.settings == []
+        answer(service_of(toy, limits), Question(question, settings))
+    assert toy.questions == [] and toy.forwards == 0
 
 
-def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
-    service = service_of(fake, VisitorLimits(seconds=0.01))
-    fake.held.set()
-    with pytest.raises(RequestFailed, match="Stopped after 0.01 seconds"):
-        answer(service, Question("word " * 10, Settings()))
-    assert fake.active == 0
+def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(toy):
+    service = service_of(toy, VisitorLimits(seconds=0))
+    with pytest.raises(RequestFailed, match="Stopped after 0 seconds"):
+        answer(service, Question("word " * 400, Settings(max_new_tokens=2000, drafter="none")))
+    assert toy.activity.active == 0 and toy.forwards < 2000
     assert 'outcome="timeout"} 1.0' in asyncio.run(service.metrics())
 
 
@@ -177,11 +172,12 @@ def test_every_failure_is_one_sentence_without_paths_or_traces(error):
 
 
 @pytest.mark.parametrize("trouble", ["gone", "damaged"])
-def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(fake, trouble):
-    fake.refusal = DamagedModel("openvino_model.bin in target changed.")
+def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(toy, monkeypatch, trouble):
+    damaged = Mock(side_effect=DamagedModel("openvino_model.bin in target changed."))
+    monkeypatch.setattr(toy, "ask", damaged)
     gone = FileNotFoundError(2, "No such file", "/models/gone.xml")
-    opened = gone if trouble == "gone" else fake
-    service = Service(EMBEDDED, Mock(side_effect=[opened, FakeSession()]))
+    opened = gone if trouble == "gone" else toy
+    service = Service(EMBEDDED, Mock(side_effect=[opened, ToySession()]))
     last = race(service, "hello there")
     assert last["phase"] == "error" and "/models" not in last["note"]
     assert ("A file could not" if trouble == "gone" else "target changed.") in last["note"]
@@ -189,44 +185,51 @@ def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(fake, troubl
     assert race(service, "hello there")["phase"] == "done"
 
 
-def test_a_visitor_who_waits_reads_a_place_and_a_time(fake, service):
-    fake.waits = [Waiting(3, 7.2)]
-    fake.held.set()
-    seen = updates(service, "have patience please")
-    waiting = next(one for one in seen if one["phase"] == "waiting")
-    assert waiting["note"] == "In the queue, 2 requests ahead; about 7 s"
-    fake.held.clear()
-    assert list(seen)[-1]["phase"] == "done"
+def test_a_visitor_who_waits_reads_a_place_and_a_time():
+    settings = Settings(drafter="none")
+    with toy_clock(), ToySession(active=1) as session, ThreadPoolExecutor(3) as pool:
+        session.target.forward_seconds = 0.25
+        trace_of(session.ask(Question("0123456789", settings)))  # takes 11 forwards, 2.75 s
+        session.pause()
+        for number in range(3):
+            pool.submit(trace_of, session.ask(Question(str(number), settings)))
+        until(lambda: session.activity.waiting == 2)
+        seen = updates(service_of(session), "have patience please")
+        waiting = next(one for one in seen if one["phase"] == "waiting")
+        assert waiting["note"] == "In the queue, 2 requests ahead; about 8 s"
+        session.resume()
+        assert list(seen)[-1]["phase"] == "done"
 
 
-def test_leaving_the_page_stops_its_run_within_a_round(fake, service):
-    fake.delay, running = 0.02, events.Running()
+def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
+    toy.pause(3)
+    running = events.Running()
     seen = updates(service, "word " * 30, running)
     next(one for one in seen if one.get("rounds"))
-    made = fake.rounds_made
+    until(lambda: not toy.target.gate.is_set())
     running.stop("tab")
+    toy.resume()
     assert list(seen)[-1]["phase"] == "stopped"
-    assert fake.rounds_made <= made + 1
-    assert fake.active == service.gate.visitors == 0
+    assert toy.forwards <= 4
+    assert toy.activity.active == service.gate.visitors == 0
 
 
 # Figures for monitors
 
 
-def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, service, caplog):
+def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(toy, service, caplog):
     with caplog.at_level("INFO", logger="specdemo.requests"):
         race(service, "my secret words are these")
     logged = [one.getMessage() for one in caplog.records if one.name == "specdemo.requests"]
-    assert len(logged) == 1 and "baseline length prompt=5" in logged[0]
-    fake.refusal = BadInput("The instruction asks too much.")
-    race(service, "too much")
+    assert len(logged) == 1 and "baseline stop prompt=26" in logged[0]
+    race(service, " ")  # an empty prompt
     health, text = asyncio.run(service.health()), asyncio.run(service.metrics())
     assert health["status"] == "ready"
-    assert health["cache_blocks"]["target"] == {"used": 3, "kept": 3, "limit": 10}
+    assert health["cache_blocks"]["target"] == {"used": 7, "kept": 7, "limit": 42534}
     for line in (
-        'specdemo_requests_total{kind="baseline",outcome="length"} 1.0',
+        'specdemo_requests_total{kind="baseline",outcome="stop"} 1.0',
         'specdemo_requests_total{kind="answer",outcome="refused"} 1.0',
-        'specdemo_cache_blocks_used{cache="target"} 3.0',
+        'specdemo_cache_blocks_used{cache="target"} 7.0',
     ):
         assert line in text
     assert "secret" not in text + json.dumps(health) + "".join(logged)
@@ -266,12 +269,11 @@ def test_a_flood_of_browser_sessions_keeps_those_with_events(service):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The real page on a real port, answered by a FakeSession."""
-    session = FakeSession(delay=0.002)
-    limits = VisitorLimits(at_once=2, per_minute=10_000)
-    service = service_of(session, limits)
-    with page_server(service) as url:
-        yield url, session, service
+    """The real page on a real port."""
+    with toy_clock(), ToySession() as session:
+        service = service_of(session, VisitorLimits(at_once=2, per_minute=10_000))
+        with page_server(service) as url:
+            yield url, session, service
 
 
 def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
@@ -279,7 +281,7 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
 
     def visit(number: int) -> tuple[str, str]:
         words = " ".join(f"visitor{number}word{at}" for at in range(12))
-        [*_, last] = ask(client, url, words, 20)
+        [*_, last] = ask(client, url, words, 400)
         return words, last["text"].strip()
 
     with ThreadPoolExecutor(10) as pool, httpx.Client(timeout=60) as client:
@@ -287,9 +289,9 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
             assert got == words
 
 
-def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
+def test_one_browser_cannot_take_all_places_over_http(served):
     url, session, _ = served
-    monkeypatch.setattr(session, "delay", 0.05)
+    session.pause()
     values = ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"]
     body = {"data": values, "session_hash": "the-same-browser"}
     place = f"{url}/gradio_api/queue/data?session_hash=the-same-browser"
@@ -298,6 +300,8 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
             assert client.post(f"{url}/gradio_api/call/generate", json=body).status_code == 200
         with client.stream("GET", place) as stream:
             assert any("2 questions from you are at work" in line for line in stream.iter_lines())
+    session.resume()
+    until(lambda: session.activity.active == 0)
 
 
 def streamed(url: str, path: str, tab: str, **values):
@@ -317,47 +321,59 @@ def streamed(url: str, path: str, tab: str, **values):
 
 def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(served, monkeypatch):
     url, session, service = served
-    monkeypatch.setattr(session, "delay", 0.05)
-    words = " ".join(f"word{number}" for number in range(400))
-    seen = streamed(url, "race", "tab-1", question=words, max_new_tokens=400)
+    monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
+    session.pause(3)
+    options = {"question": "word " * 8, "max_new_tokens": 400, "drafter": "none"}
+    seen, rounds = streamed(url, "race", "tab-1", **options), []
+
+    def see(count: int) -> None:
+        while len(rounds) < count:
+            rounds.extend(next(seen).get("rounds", ()))
+
     assert next(seen)["phase"] == "loading"
-    until(lambda: next(seen).get("rounds"))
+    see(3)
     httpx.post(f"{url}/stop", json={"visitor": "tab-2"})
-    until(lambda: next(seen).get("rounds"))
+    session.step(3)
+    see(6)
     httpx.post(f"{url}/stop", json={"visitor": "tab-1"})
+    session.resume()
     *_, last = seen
-    assert last["phase"] == "stopped" and 0 < len(last["trace"]["rounds"]) < 400
-    assert session.active == service.gate.visitors == 0
+    assert last["phase"] == "stopped" and len(last["trace"]["rounds"]) in (6, 7)
+    assert session.activity.active == service.gate.visitors == 0
 
 
 def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served, monkeypatch):
     monkeypatch.setattr(events, "DRAFTS_SECONDS", 60.0)
-    asked = len(served[1].settings)
-    seen = list(streamed(served[0], "drafts", "tab-1", max_new_tokens=20))
-    tried = [one.drafter for one in served[1].settings[asked:]]
-    assert tried[:6] == ["none", "lookup", "auto", "auto", "lookup", "none"]
+    asked = len(served[1].questions)
+    seen = list(streamed(served[0], "drafts", "tab-1", draft_tokens=1))
+    tried = [one.settings.drafter for one in served[1].questions[asked:]]
+    assert tried[:8] == ["none", "lookup", "model", "auto", "auto", "model", "lookup", "none"]
     *_, told, done = seen
     assert done["phase"] == "done"
-    assert [one["name"] for one in told["drafts"]] == [
-        "no draft",
-        "n-gram lookup",
-        "whichever pays",
-    ]
+    names = "no draft", "n-gram lookup", "draft model", "whichever pays"
+    assert tuple(one["name"] for one in told["drafts"]) == names
     for one in told["drafts"]:
-        assert len(one["runs"]) == events.MOST_TURNS and one["speedup"] == pytest.approx(1.0)
-        assert len(one["times"]) == len(one["tokens"]) == one["tokens"][-1]
+        assert len(one["runs"]) == events.MOST_TURNS and one["counted"]
+        assert len(one["times"]) == len(one["tokens"]) and one["tokens"][-1] == 14
+    undrafted, _, model, _ = told["drafts"]
+    assert undrafted["speedup"] == 1.0 and undrafted["tokens"] == list(range(1, 15))
+    # Six rounds of two tokens and one of the last token.
+    assert model["speedup"] == pytest.approx(0.13 / 0.077) and model["acceptance_rate"] == 1.0
 
 
 def test_a_benchmark_repeats_its_prompts_until_three_turns_agree(served):
-    seen = list(streamed(served[0], "benchmark", "tab-1", max_new_tokens=20))
-    last = seen[-1]
+    settings = {"max_new_tokens": 20, "drafter": "model", "draft_tokens": 1}
+    *_, last = streamed(served[0], "benchmark", "tab-1", **settings)
     assert last["phase"] == "done" and len(last["report"]["turns"]) == 3
-    assert last["sentence"].startswith("2.00 times as fast (2.00 to 2.00 in 3 turns)")
+    # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
+    assert last["sentence"].startswith("1.74 times as fast (1.70 to 1.74 in 3 turns)")
     rows = last["report"]["rows"]
-    assert len(rows) == 10 and all(one["speedups"] == pytest.approx([2.0] * 3) for one in rows)
+    assert len(rows) == 10
+    for row in rows[2:]:
+        assert row["speedups"][1:] == pytest.approx([0.19 / 0.109] * 2)
     assert [row["paper"] for row in rows if "paper" in row] == [40, 100]
     clock, dots = last["charts"]
-    assert clock["data"][0]["y"][0] == "40 tokens<br>2.00 times as fast<br>(paper: 1.46)"
+    assert clock["data"][0]["y"][0] == "40 tokens<br>1.78 times as fast<br>(paper: 1.46)"
     assert [len(marks["x"]) for marks in dots["data"]] == [30, 2, 30]
 
 
@@ -389,17 +405,18 @@ def test_opened_runs_count_against_the_limits_of_who_opens_them(served, monkeypa
 @pytest.mark.parametrize("kind", ["a tab", "a program"])
 def test_a_lost_connection_frees_its_request(served, monkeypatch, kind):
     url, session, service = served
-    monkeypatch.setattr(session, "delay", 0.05)
-    made, words = session.rounds_made, "word " * 400
+    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.02))
+    made, words = session.forwards, "".join(map(str, range(1000)))
     with httpx.Client() as client:
         if kind == "a tab":
-            messages = streamed(url, "race", "tab-1", question=words)
+            options = {"question": words, "max_new_tokens": 400, "drafter": "none"}
+            messages = streamed(url, "race", "tab-1", **options)
         else:
             messages = ask(client, url, words, 400)
         with closing(messages) as events:
-            until(lambda: next(events) and session.rounds_made > made)
-    until(lambda: session.active == service.gate.visitors == 0)
-    assert session.rounds_made - made < 400
+            until(lambda: next(events) and session.forwards > made)
+    until(lambda: session.activity.active == service.gate.visitors == 0)
+    assert session.forwards - made < 400
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):
@@ -411,6 +428,6 @@ def test_the_load_test_counts_what_its_visitors_get(served):
 
 def test_a_level_of_load_leaves_no_answer_to_the_next(served, monkeypatch):
     url, session, service = served
-    monkeypatch.setattr(session, "delay", 0.5)
+    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.5))
     level(url, itertools.repeat("word " * 20), 20, visitors=3, seconds=1.2)
-    assert session.active == service.gate.visitors == 0
+    assert session.activity.active == service.gate.visitors == 0

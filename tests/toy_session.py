@@ -51,7 +51,7 @@ class ScriptModel(ToyModel):
     With `differs_at` it prefers another one at that position of an answer when a forward has no
     other token, as those of autoregressive decoding have not."""
 
-    threads, block_bytes, compiling = 1, 1_000_000, ()
+    threads, block_bytes, compiling = 1, 1000, ()
 
     def __init__(self, size: int, following: Callable, seconds: float, right: tuple[int, int]):
         super().__init__()
@@ -146,7 +146,7 @@ class ToySession(Session):
         return self.answer(prompt, settings, baseline=True, **fields)
 
     def close(self) -> None:
-        self.target.gate.set()
+        self.resume()
         super().close()
         self.closed = True
 
@@ -168,13 +168,19 @@ class ToySession(Session):
         self.target.fault = fault
 
     def pause(self, after: int = 0) -> None:
-        """The target's forwards after `after` more wait until `resume`."""
+        """The target's forwards after `after` more wait until `step` or `resume`."""
         if after:
             self.in_forward(after - 1, self.target.gate.clear)
         else:
             self.target.gate.clear()
 
+    def step(self, forwards: int) -> None:
+        """So many forwards run, and the next one waits."""
+        self.pause(forwards)
+        self.target.gate.set()
+
     def resume(self) -> None:
+        self.target.fault = None
         self.target.gate.set()
 
 
