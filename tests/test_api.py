@@ -15,7 +15,7 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
 
 import pytest
-from fakes import until
+from helpers import until
 from pydantic import BaseModel
 from toy_session import ToySession
 from traces import at_pace

@@ -12,7 +12,7 @@ from functools import partial
 import httpx
 import numpy as np
 import pytest
-from fakes import served
+from helpers import served
 
 from specdemo import cli
 from specdemo.audit import draws, properties, server_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import page_server, until
+from helpers import page_server, until
 from hub_server import BIN, Hub, Repository, decoder_files
 from toy_session import ToySession
 

@@ -15,7 +15,7 @@ from contextlib import closing
 import httpx
 import pytest
 from conftest import ROOT
-from fakes import until
+from helpers import until
 from tiny_models import ir_folder
 
 from specdemo.commands import serve as serve_command

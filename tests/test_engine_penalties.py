@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from fakes import next_token
+from helpers import next_token
 from test_engine_eagle_session import eagle_pair, reference_pair  # noqa: F401
 from test_engine_head import head_pair  # noqa: F401
 from test_engine_translated import folders, translated_pair  # noqa: F401

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
-from fakes import page_server, until
+from helpers import page_server, until
 from test_page_saved import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
 from traces import at_pace, race_trace

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import page_application, page_server
+from helpers import page_application, page_server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse

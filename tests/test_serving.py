@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import httpx
 import openai
 import pytest
-from fakes import CHATML, served, until
+from helpers import CHATML, served, until
 from pydantic import ValidationError
 from toy_session import LOGIT, ToySession, byte_pair
 

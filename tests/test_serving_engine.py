@@ -6,7 +6,7 @@ from functools import partial
 
 import openai
 import pytest
-from fakes import served
+from helpers import served
 
 PROMPTS = ["Explain the difference between fission and fusion", "List five fruits."]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import until
+from helpers import until
 from hub_server import COMMIT, Hub, decoder_files, is_binary
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name

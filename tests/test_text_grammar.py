@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from fakes import next_token, until
+from helpers import next_token, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from fakes import until
+from helpers import until
 
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.turns import ShortestFirst

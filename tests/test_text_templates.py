@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from fakes import CHATML
+from helpers import CHATML
 from hypothesis import given, settings
 from test_text_tokenizer import HOSTILE, spelled
 from tokenizers import AddedToken

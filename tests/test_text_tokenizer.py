@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from fakes import CHATML
+from helpers import CHATML
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders

@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 import tokenizers
-from fakes import served
+from helpers import served
 from pydantic import BaseModel
 from test_text_grammar import PERSON
 from tokenizers import AddedToken

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from fakes import page_application, page_server, until
+from helpers import page_application, page_server, until
 from test_page_saved import SAVED
 from toy_session import ToySession, toy_clock
 

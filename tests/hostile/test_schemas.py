@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import httpx
-from fakes import page_application, running, served
+from helpers import page_application, running, served
 from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice, PairInfo
