@@ -47,7 +47,6 @@ class AuditedEngine:
 
     def generate_many(self, cases: Sequence[Case], speculative: bool) -> list[Tokens]:
         """Answers of requests that are active at once, which "batch" needs."""
-
         with ThreadPoolExecutor(len(cases)) as pool:
             answers = [pool.submit(self.generate, *case, speculative) for case in cases]
             return [tuple(answer.result()) for answer in answers]
@@ -103,6 +102,6 @@ def imported(name: str) -> AuditedEngine:
     """The engine that MODULE:CLASS makes without arguments. Raises BadInput."""
     try:
         make: Callable[[], AuditedEngine] = resolve_name(name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"--peers {name} cannot be imported: {error}.") from error
     return make()

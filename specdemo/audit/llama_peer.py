@@ -83,10 +83,8 @@ class _Server:
     def __call__(
         self, length: int | None, prompts: list[list[int]], settings: Settings
     ) -> list[peers.TimedAnswer]:
-        return [self._answer(length, ids, settings) for ids in prompts]
-
-    def _answer(self, length: int | None, ids: list[int], settings: Settings) -> peers.TimedAnswer:
-        """The answer with the server's own seconds."""
+        """The seconds are the server's own."""
+        [ids] = prompts
         body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": settings.max_new_tokens,
@@ -111,7 +109,7 @@ class _Server:
         tokens, ended = reply["tokens"], reply["stop_type"] == "eos"
         if ended and (not tokens or tokens[-1] not in self._stop_ids):
             tokens.append(min(self._stop_ids))
-        return tuple(tokens), reply["timings"]["predicted_ms"] / 1e3
+        return [(tuple(tokens), reply["timings"]["predicted_ms"] / 1e3)]
 
     def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
         """As `peers.Logits`, less a constant; NaN but for the LIKELIEST tokens."""
@@ -125,7 +123,5 @@ class _Server:
                 logits[top["id"]] = top["logprob"]
         return logits
 
-    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self._client.post("/completion", json=body).raise_for_status()
-        values: dict[str, Any] = reply.json()
-        return values
+    def _complete(self, body: dict[str, Any]) -> Any:
+        return self._client.post("/completion", json=body).raise_for_status().json()

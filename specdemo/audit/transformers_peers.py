@@ -85,22 +85,16 @@ class _Models:
     def answers(
         self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
     ) -> list[peers.TimedAnswer]:
-        return [self.answer(method, length, ids, settings) for ids in prompts]
-
-    def answer(
-        self, method: str, length: int | None, ids: list[int], settings: Settings
-    ) -> peers.TimedAnswer:
         """The seconds begin after the first round, but its tokens count. This favours the peer."""
         import torch
 
+        [ids] = prompts
         times: list[float] = []  # of the prompt, then of each round
         stop_ids = self.loaded.stop_ids
         options = peers.sampling_options(settings, 0) | {
             "eos_token_id": None if settings.ignore_eos else sorted(stop_ids) or None,
             "pad_token_id": min(stop_ids, default=0),
-            "streamer": SimpleNamespace(
-                put=lambda _: times.append(perf_counter()), end=lambda: None
-            ),
+            "streamer": SimpleNamespace(put=lambda _: times.append(perf_counter()), end=list),
         }
         if settings.stop:
             options |= {
@@ -121,13 +115,13 @@ class _Models:
         torch.manual_seed(settings.seed)
         tokens = torch.tensor([ids], device=self.target.device)
         try:
-            whole = self.target.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+            answer = self.target.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
         except AttributeError as error:
             if "crop" not in str(error):  # of optimum-intel's KV cache
                 raise
             raise NotOffered(f"Its KV cache cannot be rolled back: {error}.") from error
         seconds = times[-1] - times[1] if len(times) > 1 else 0.0
-        return tuple(whole[0, len(ids) :].tolist()), seconds
+        return [(tuple(answer[0, len(ids) :].tolist()), seconds)]
 
     def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
         """As `peers.Logits`, of a target in torch."""
