@@ -27,7 +27,9 @@ def table_of(seed: int) -> np.ndarray:
     return toy.random_table(np.random.default_rng(seed), VOCABULARY)
 
 
-def run(table, *, limits, drafter=None, prompt=PROMPT, sampling=toy.GREEDY, language=None):
+def run(
+    table, *, limits, drafter=None, draft=None, prompt=PROMPT, sampling=toy.GREEDY, language=None
+):
     target = toy.sequence(prompt)
     decoding = toy.decoding(
         table,
@@ -38,7 +40,9 @@ def run(table, *, limits, drafter=None, prompt=PROMPT, sampling=toy.GREEDY, lang
         sampling=sampling,
         language=language,
     )
-    rounds, reason = toy.drive(decoding, {"target": table, "draft": table})
+    rounds, reason = toy.drive(
+        decoding, {"target": table, "draft": table if draft is None else draft}
+    )
     return rounds, reason, target
 
 
@@ -101,7 +105,7 @@ def test_output_is_autoregressive_decodings_to_the_token(
         assert reason == ("length" if len(expected) == max_new else "context")
 
 
-SAMPLED = [Sampling(), Sampling(0.8, seed=3), Sampling(1.2, top_p=0.8, top_k=6, seed=4)]
+SAMPLED = [Sampling(), Sampling(0.8), Sampling(1.2, top_p=0.8, top_k=6), Sampling(1.5)]
 PENALTIES = [
     {},
     {"presence_penalty": 1.0, "logit_bias": ((3, 2.0), (1, -100.0))},
@@ -114,7 +118,7 @@ PENALTIES = [
 @settings(max_examples=100, deadline=None)
 @given(
     seeds,
-    KINDS | st.sampled_from(["model", "auto"]),
+    KINDS | st.sampled_from(["model", "auto", "lookup", "head", "eagle3", "translated"]),
     st.sampled_from(SAMPLED),
     st.sampled_from(PENALTIES),
     st.data(),
@@ -122,24 +126,25 @@ PENALTIES = [
 def test_constraints_and_penalties_give_the_tokens_of_autoregressive_decoding_with_them(
     seed, kind, sampling, penalties, data
 ):
-    sampling = dataclasses.replace(sampling, **penalties)
-    table, length = table_of(seed), data.draw(st.integers(1, 9))
+    sampling = dataclasses.replace(sampling, seed=seed, **penalties)
+    table, length = table_of(seed), data.draw(st.none() | st.integers(1, 9))
     limits = decode.Limits(data.draw(st.integers(1, 25)), 40, frozenset({0}))
     languages = [None, None]
     if data.draw(st.booleans(), "constrained"):
         languages = [toy.Language(seed, VOCABULARY, limits.stop_ids) for _ in range(2)]
     expected = autoregressive(table, limits, sampling, languages[0])
     policy = Policy(fixed=length)
-    if kind in ("model", "auto"):
-        drafter = toy.drafter(kind, policy, sampling, PROMPT, expected)
+    near = table + toy.random_table(np.random.default_rng(seed + 1), VOCABULARY, 0.3)
+    model = (toy.ToyHead if kind in ("head", "eagle3") else toy.ToyModel)(near)
+    if kind in ("right", "wrong", "random", "half"):
+        drafter = script(kind, expected, length or 4)
     else:
-        drafter = script(kind, expected, length)
+        drafter = toy.drafter(kind, policy, sampling, PROMPT, expected, model)
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans(), "masks are computed beside the thread while drafting too"):
             patch.setattr(constraint, "SLOW", -1.0)
-        rounds, _, _ = run(
-            table, drafter=drafter, limits=limits, sampling=sampling, language=languages[1]
-        )
+        options = {"drafter": drafter, "draft": model, "language": languages[1]}
+        rounds, _, _ = run(table, limits=limits, sampling=sampling, **options)
     assert toy.answer_ids(rounds) == expected
     forced = [one for round_ in rounds for one in round_.drafted if one.source == "grammar"]
     assert all(one.accepted for one in forced if one.target_probability is not None)

@@ -61,13 +61,15 @@ class Simulation:
 
     def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
         """Seconds relative to autoregressive decoding, and the rounds."""
-        self.costs = {"target": known_costs(self.verify), "draft": known_costs(self.draft)}
+        model = toy.ToyModel()
+        model.costs = known_costs(self.draft)
+        self.costs = {"target": known_costs(self.verify), "draft": model.costs}
         policy = Policy(fixed=fixed, costs=self.costs["target"])
         prompt, name = tuple(self.text[:8]), "auto" if lookup else "model"
         decoding = decode.decode(
             Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=toy.drafter(name, policy, costs=self.costs["draft"]),
+            drafter=toy.drafter(name, policy, model=model),
             policy=policy,
             sampling=toy.GREEDY,
             limits=decode.Limits(tokens, 3000),

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from specdemo.engine import acceptance, decode
 from specdemo.engine.acceptance import Adjustment
 from specdemo.engine.drafts import model_drafters
-from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
@@ -92,12 +91,11 @@ SOURCES = ["model", "head", "eagle3", "lookup", "prediction", "translated", "scr
 def opened(name: str, model: toy.ToyModel, sampling: Sampling, length: int | None):
     """A drafter of this source alone; "script" has no probabilities. Without a `length`, costs and
     confidence decide how much of a draft is verified."""
-    policy = Policy(fixed=length, limit=3)
-    policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
     if name == "script":
         return toy.ScriptDrafter(length or 3, lambda context, at: (context[-1] + at) % 3)
-    request = DraftRequest(PROMPT, LENGTH + 1, sampling, policy, (1, 2, 0, 1))
-    return AdaptiveDrafter([toy.source(name, model).open(request)], policy)
+    policy = Policy(fixed=length, limit=3)
+    policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
+    return toy.drafter(name, policy, sampling, PROMPT, (1, 2, 0, 1), model)
 
 
 def enumerate_output(

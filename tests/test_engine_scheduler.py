@@ -6,8 +6,11 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import islice
 
 import pytest
+from fakes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import (
@@ -29,11 +32,19 @@ from specdemo.engine.profile import MERGED_TOKENS
 from specdemo.engine.scheduler import Handle, Scheduler
 
 
+@contextmanager
+def running(**options):
+    scheduler = Scheduler(**options)
+    try:
+        yield scheduler
+    finally:
+        scheduler.close()
+
+
 @pytest.fixture
 def scheduler(request):
-    made = Scheduler(**getattr(request, "param", {}))
-    yield made
-    made.close()
+    with running(**getattr(request, "param", {})) as made:
+        yield made
 
 
 one_at_a_time = pytest.mark.parametrize(
@@ -59,10 +70,8 @@ def models(limit: int | None = None, draft_seed: int = 0) -> dict[str, ToyModel]
     return {"target": ToyModel(limit=limit), "draft": ToyModel(seed=draft_seed)}
 
 
-def submit(
-    scheduler, models, prompt=(1, 2, 3), new_tokens=20, draft_tokens=0, first=False, **options
-):
-    work = request(models, prompt, new_tokens, draft_tokens)
+def submit(scheduler, models, prompt=(1, 2, 3), new=20, draft=0, first=False, **options):
+    work = request(models, prompt, new, draft)
     return scheduler.submit(Handle(work, models, **options), first=first)
 
 
@@ -87,8 +96,8 @@ def test_masks_that_come_late_are_of_their_own_forwards_logits(scheduler, endles
     """Meanwhile the forwards of another request overwrite these."""
     work = request(endless, (1, 2, 3), 12, 2, Language(1, HASHED_VOCABULARY))
     expected = answer_ids(drive(work, endless)[0])
-    other = submit(scheduler, endless, (4, 5), new_tokens=2000)
-    eventually(lambda: scheduler.activity.active)
+    other = submit(scheduler, endless, (4, 5), new=2000)
+    until(lambda: scheduler.activity.active)
     work = request(endless, (1, 2, 3), 12, 2, SlowLanguage(1, HASHED_VOCABULARY))
     constrained = scheduler.submit(Handle(work, endless))
     assert answer_ids(list(constrained.events())) == expected
@@ -120,25 +129,13 @@ def test_a_request_that_awaits_a_future_delays_no_other(scheduler, shared, ends)
             list(awaiting.events())
 
 
-def eventually(condition) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def collect(handles: list, leave_after: dict[int, int] | None = None, **options) -> list:
     """Every handle's tokens, or the error that it raised, each in a thread of its own;
     `leave_after` closes some after so many events."""
 
     def consume(at: int) -> tuple[int, ...]:
-        seen = []
-        events = handles[at].events(**options)
-        for event in events:
-            seen.append(event)
-            if leave_after and leave_after.get(at) == len(seen):
-                events.close()
-        return answer_ids(seen)
+        with closing(handles[at].events(**options)) as events:
+            return answer_ids(list(islice(events, (leave_after or {}).get(at))))
 
     with ThreadPoolExecutor(len(handles)) as pool:
         done = [pool.submit(consume, at) for at in range(len(handles))]
@@ -167,8 +164,7 @@ REQUESTS = st.lists(
 def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, seed, limit):
     shared = models(limit, draft_seed=seed)
     cache = PrefixCache(shared["target"])
-    scheduler = Scheduler(most_active=most)
-    try:
+    with running(most_active=most) as scheduler:
         handles = []
         for prompt, new, draft, _ in asked:
             blocks = {cache: blocks_for(len(prompt), new, draft)}
@@ -179,8 +175,6 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
             assert got == expected or leave and got == expected[: len(got)]
         assert holds_nothing(shared)
         assert (scheduler.activity.active, scheduler.activity.waiting) == (0, 0)
-    finally:
-        scheduler.close()
 
 
 def test_requests_share_forwards_up_to_a_bound_and_a_larger_one_is_run_alone(scheduler, shared):
@@ -268,7 +262,7 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     collect([submit(scheduler, shared, (3, 1), 2)])
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 1), 9)]
-    eventually(lambda: scheduler.activity.active)
+    until(lambda: scheduler.activity.active)
     handles += [submit(scheduler, shared, (1, at), 9, first=at == 3) for at in (2, 3)]
     with pytest.raises(Busy, match="2 requests are waiting"):
         submit(scheduler, shared)
@@ -282,33 +276,28 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
 
 def test_background_work_is_done_beside_requests_once_it_is_asked_for_and_they_know(endless):
     done = []
-    scheduler = Scheduler(background=False)
-    try:
+    with running(background=False) as scheduler:
         handle = submit(scheduler, endless, (1, 2), 100_000)
         events = handle.events()
         scheduler.run_in_background(done.append(step) for step in range(3))
         next(events)
         assert scheduler.activity.preparing and not done and not handle.compiling
         scheduler.hurry()
-        eventually(lambda: len(done) == 3 and not scheduler.activity.preparing)
+        until(lambda: len(done) == 3 and not scheduler.activity.preparing)
         assert scheduler.activity.active == 1 and handle.compiling
-    finally:
-        scheduler.close()
 
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
     monkeypatch.setattr("specdemo.engine.scheduler.PATIENCE", 0.0)
-    done, scheduler = [], Scheduler()
-    try:
+    done = []
+    with running() as scheduler:
         events = submit(scheduler, endless, (1, 2), 100_000, timed=timed).events()
         next(events)
         scheduler.run_in_background(done.append(scheduler.activity.active) for _ in range(3))
         for _ in range(20):
             next(events)
         assert any(done) is not timed, "the active requests during each step"
-    finally:
-        scheduler.close()
 
 
 # Stopping

@@ -24,7 +24,6 @@ from specdemo.engine.drafts.draft_sources import (
     TranslatedSource,
 )
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
-from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import ModelDrafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
@@ -275,17 +274,13 @@ def drafter(
     sampling: Sampling = GREEDY,
     prompt: tuple[int, ...] = (),
     prediction: tuple[int, ...] = (),
-    costs: CostModel | None = None,
+    model: ToyModel | None = None,
 ) -> AdaptiveDrafter | None:
-    """The drafter of the setting `name`, with a draft model of these `costs`."""
+    """The drafter of a source, or of the setting "auto" or "none", with this draft `model`."""
+    names = {"none": (), "auto": ("prediction", "lookup", "model")}.get(name, (name,))
     asked = DraftRequest(prompt, 1000, sampling, policy, prediction)
-    model = ModelDrafter(asked, costs or CostModel(), sequence())
-    drafters = {
-        "none": [],
-        "lookup": [LookupDrafter(asked)],
-        "model": [model],
-        "auto": [LookupDrafter(asked, predicted=True), LookupDrafter(asked), model],
-    }[name]
+    opened = [source(each, model or ToyModel()).open(asked) for each in names]
+    drafters = [one for one in opened if one is not None]
     return AdaptiveDrafter(drafters, policy) if drafters else None
 
 
