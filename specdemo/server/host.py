@@ -218,13 +218,13 @@ class Host:
                 self._changed.notify_all()
 
     async def health(self) -> dict[str, Any]:
-        """The figures of /health. `status` is "ready", "loading" or "failed"."""
+        """The figures of /health. `status` is "ready", or else `detail` says why not."""
         state, activity = self.answering, self.activity
         caches = state.session.cache_blocks() if state.session else {}
         return {
             "status": state.kind,
-            "detail": state.line,
-            "replicas": int(state.kind == "ready"),
+            **({} if isinstance(state, Ready) else {"detail": state.line}),
+            "replicas": int(isinstance(state, Ready)),
             "in_flight": self.visitors,
             "visitors": self.visitors,
             "active": activity.active,
