@@ -23,10 +23,9 @@ from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
-from specdemo.server.metrics import Metrics
 from specdemo.server.page import events, web_app
 from specdemo.server.page.model_menu import ModelMenu
-from specdemo.server.page.service import LIMITS, Gate, Service, Visitor, VisitorLimits, visitor_of
+from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.server.page.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
@@ -74,42 +73,46 @@ def clock(monkeypatch):
     return clock
 
 
-def ask_once(gate: Gate, *visitor: str) -> None:
-    with gate.request(Visitor(*visitor)):
+def limited(limits: VisitorLimits) -> Service:
+    return Service(EMBEDDED, lambda pair, report: pytest.fail("it is not opened"), limits)
+
+
+def ask_once(service: Service, *visitor: str) -> None:
+    with service.request(Visitor(*visitor)):
         pass
 
 
 def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
-    gate = Gate(Metrics(), VisitorLimits(at_once=2, of_address=2))
-    with gate.request(Visitor("a", "192.0.2.7")), gate.request(Visitor("a", "192.0.2.8")):
+    service = limited(VisitorLimits(at_once=2, of_address=2))
+    with service.request(Visitor("a", "192.0.2.7")), service.request(Visitor("a", "192.0.2.8")):
         with pytest.raises(Busy, match="2 questions from you are at work"):
-            ask_once(gate, "a")
-        with gate.request(Visitor("b", "192.0.2.7")), pytest.raises(Busy, match="your network"):
-            ask_once(gate, "c", "192.0.2.7")
-    ask_once(gate, "a")
-    assert gate.visitors == 0
+            ask_once(service, "a")
+        with service.request(Visitor("b", "192.0.2.7")), pytest.raises(Busy, match="your network"):
+            ask_once(service, "c", "192.0.2.7")
+    ask_once(service, "a")
+    assert service.visitors == 0
 
 
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
-    gate = Gate(Metrics(), VisitorLimits(per_minute=3, of_address_per_minute=5))
+    service = limited(VisitorLimits(per_minute=3, of_address_per_minute=5))
     for number in range(5):
-        ask_once(gate, f"made up {number}", "192.0.2.7")
+        ask_once(service, f"made up {number}", "192.0.2.7")
     with pytest.raises(Busy, match="5 questions from your network came.*60 seconds"):
-        ask_once(gate, "made up too", "192.0.2.7")
+        ask_once(service, "made up too", "192.0.2.7")
     for _ in range(3):
-        ask_once(gate, "a")
+        ask_once(service, "a")
     with pytest.raises(Busy, match="3 questions from you came within a minute.*60 seconds"):
-        ask_once(gate, "a")
+        ask_once(service, "a")
     clock.now += 61
-    ask_once(gate, "a", "192.0.2.7")
+    ask_once(service, "a", "192.0.2.7")
 
 
 def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
-    gate = Gate(Metrics())
+    service = limited(LIMITS)
     for number in range(3000):
         clock.now += 1
-        ask_once(gate, f"made up {number}")
-    assert len(gate._started) < 1100 and not gate._at_work
+        ask_once(service, f"made up {number}")
+    assert len(service._started) < 1100 and not service._at_work
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
     toy.resume()
     assert list(seen)[-1]["phase"] == "stopped"
     assert toy.forwards <= 4
-    assert toy.activity.active == service.gate.visitors == 0
+    assert toy.activity.active == service.visitors == 0
 
 
 # Figures for monitors
@@ -339,7 +342,7 @@ def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(serv
     session.resume()
     *_, last = seen
     assert last["phase"] == "stopped" and len(last["trace"]["rounds"]) in (6, 7)
-    assert session.activity.active == service.gate.visitors == 0
+    assert session.activity.active == service.visitors == 0
 
 
 def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served, monkeypatch):
@@ -387,7 +390,7 @@ def test_a_run_that_cannot_be_ends_with_one_sentence(served, path):
 
 def test_opened_runs_count_against_the_limits_of_who_opens_them(served, monkeypatch):
     url, _, service = served
-    monkeypatch.setattr(service.gate, "limits", VisitorLimits())
+    monkeypatch.setattr(service, "limits", VisitorLimits())
     with httpx.Client(timeout=60) as client:
 
         def open_run(run: str, visitor: str) -> httpx.Response:
@@ -415,7 +418,7 @@ def test_a_lost_connection_frees_its_request(served, monkeypatch, kind):
             messages = ask(client, url, words, 400)
         with closing(messages) as events:
             until(lambda: next(events) and session.forwards > made)
-    until(lambda: session.activity.active == service.gate.visitors == 0)
+    until(lambda: session.activity.active == service.visitors == 0)
     assert session.forwards - made < 400
 
 
@@ -430,4 +433,4 @@ def test_a_level_of_load_leaves_no_answer_to_the_next(served, monkeypatch):
     url, session, service = served
     monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.5))
     level(url, itertools.repeat("word " * 20), 20, visitors=3, seconds=1.2)
-    assert session.activity.active == service.gate.visitors == 0
+    assert session.activity.active == service.visitors == 0

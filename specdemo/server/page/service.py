@@ -19,7 +19,7 @@ from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
 from specdemo.server.host import Host, ShowLine
-from specdemo.server.metrics import Metrics, Record
+from specdemo.server.metrics import Record
 from specdemo.server.page.wording import error_sentence, model_line
 from specdemo.server.request_guard import network_of
 
@@ -69,64 +69,13 @@ def visitor_of(request: gradio.Request | Request, session: str | None) -> Visito
     return Visitor((session or "")[:64] or f"network {network or 'here'}", network)
 
 
-class Gate:
-    """Counts the requests of each visitor and each address. Thread safe."""
-
-    def __init__(self, metrics: Metrics, limits: VisitorLimits = LIMITS):
-        self.limits, self._refused = limits, metrics.requests.labels("answer", "refused")
-        self._lock = threading.Lock()
-        self._at_work: Counter[tuple[str, str]] = Counter()
-        self._started: dict[tuple[str, str], deque[float]] = {}
-
-    @property
-    def visitors(self) -> int:
-        """The number of visitors with a request in progress."""
-        with self._lock:
-            return sum(whose == "you" for whose, _ in self._at_work)
-
-    @contextmanager
-    def request(self, visitor: Visitor) -> Iterator[None]:
-        """Counts one request of `visitor` during the block. Raises Busy if it exceeds a limit."""
-        limits, now = self.limits, monotonic()
-        rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
-        if visitor.network:  # a program can make up a new name for every question
-            of_network = limits.of_address, limits.of_address_per_minute
-            rules["your network", visitor.network] = of_network
-        with self._lock:
-            for name, (at_once, per_minute) in rules.items():
-                if refusal := self._refusal(name, at_once, per_minute, now):
-                    self._refused.inc()
-                    raise Busy(refusal)
-            for name, (_, per_minute) in rules.items():
-                self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
-            self._at_work.update(rules.keys())
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._at_work -= Counter(rules.keys())
-                if len(self._started) > 1000:  # names cost nothing to make up
-                    seen = self._started.items()
-                    self._started = {name: times for name, times in seen if now - times[-1] < 60}
-
-    def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
-        times = self._started.get(name) or deque[float]()
-        if self._at_work[name] >= at_once:
-            words = f"{at_once} questions from {name[0]} are at work already"
-            return f"{words}; wait for one to finish, or stop it."
-        if len(times) == per_minute and now - times[0] < 60:
-            words = f"{per_minute} questions from {name[0]} came within a minute"
-            return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
-        return ""
-
-
 class LimitedSession:
     """A session as one request of a visitor sees it: within the limits, and counted. Pieces of an
     answer are sent every `update_seconds`."""
 
     def __init__(self, service: Service, session: Session):
         self._service, self._session = service, session
-        self.info, self.limits = session.info, service.gate.limits
+        self.info, self.limits = session.info, service.limits
         self.update_seconds = UPDATE_SECONDS[service.visitors > 1]
 
     def ask(self, question: Question) -> Generator[Event]:
@@ -161,7 +110,7 @@ class LimitedSession:
 
 
 class Service(Host):
-    """A Host whose visitors are limited."""
+    """A Host that limits the requests of each visitor and each network."""
 
     def __init__(
         self,
@@ -171,11 +120,15 @@ class Service(Host):
         fetch: Callable[[ModelChoice, ShowLine], bool] = lambda pair, report: True,
     ):
         super().__init__(pair, opener, fetch)
-        self.gate = Gate(self.counters, limits)
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._at_work: Counter[tuple[str, str]] = Counter()
+        self._started: dict[tuple[str, str], deque[float]] = {}
 
     @property
     def visitors(self) -> int:
-        return self.gate.visitors
+        with self._lock:
+            return sum(whose == "you" for whose, _ in self._at_work)
 
     def ready_line(self, session: Session) -> str:
         return f"Ready: {model_line(session.info)}."
@@ -187,5 +140,40 @@ class Service(Host):
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
         """The session of a ready pair for one request of the visitor. Raises Busy when a limit is
         reached, or when another pair has replaced this one."""
-        with self.gate.request(visitor), self.lent_session(pair) as session:
+        with self.request(visitor), self.lent_session(pair) as session:
             yield LimitedSession(self, session)
+
+    @contextmanager
+    def request(self, visitor: Visitor) -> Iterator[None]:
+        """Counts one request of `visitor` during the block. Raises Busy if it exceeds a limit."""
+        limits, now = self.limits, monotonic()
+        rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
+        if visitor.network:  # a program can make up a new name for every question
+            of_network = limits.of_address, limits.of_address_per_minute
+            rules["your network", visitor.network] = of_network
+        with self._lock:
+            for name, (at_once, per_minute) in rules.items():
+                if refusal := self._refusal(name, at_once, per_minute, now):
+                    self.counters.requests.labels("answer", "refused").inc()
+                    raise Busy(refusal)
+            for name, (_, per_minute) in rules.items():
+                self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
+            self._at_work.update(rules.keys())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= Counter(rules.keys())
+                if len(self._started) > 1000:  # names cost nothing to make up
+                    seen = self._started.items()
+                    self._started = {name: times for name, times in seen if now - times[-1] < 60}
+
+    def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
+        times = self._started.get(name) or deque[float]()
+        if self._at_work[name] >= at_once:
+            words = f"{at_once} questions from {name[0]} are at work already"
+            return f"{words}; wait for one to finish, or stop it."
+        if len(times) == per_minute and now - times[0] < 60:
+            words = f"{per_minute} questions from {name[0]} came within a minute"
+            return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
+        return ""

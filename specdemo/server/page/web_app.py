@@ -174,7 +174,7 @@ def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
         def opened() -> tuple[str, int]:
             try:
                 visitor = visitor_of(request, ask.visitor)
-                with service.gate.request(visitor), reading.turn(len(ask.run)):
+                with service.request(visitor), reading.turn(len(ask.run)):
                     return events.opened(ask.run), 200
             except Busy as error:
                 return events.message("error", str(error)), error.http_status
