@@ -142,15 +142,6 @@ def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
     assert json.loads((tmp_path / "pairs.json").read_text())
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_behind_the_output_is_one_sentence():
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "specdemo", "pairs"]
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    message = "specdemo: the output cannot be written: No space left on device"
-    assert (done.returncode, done.stderr.strip()) == (1, message)
-
-
 @click.command()
 @shared.answer_options
 def parsed(json_file, choice, settings):

@@ -255,12 +255,6 @@ def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):
     assert (fetch().folder / BIN).read_bytes() == decoder.files[BIN]
 
 
-def links_of(folder: Path, target: Path) -> list[str]:
-    """Names that lead from `folder` to `target`: paths, and a link in the folder."""
-    (folder / "linked.json").symlink_to(target)
-    return [str(target), os.path.relpath(target, folder), "linked.json"]
-
-
 @pytest.mark.parametrize("place", ["hub", "made here", "elsewhere"])
 def test_no_manifest_and_no_link_makes_a_check_delete_a_file_outside_of_the_caches(
     server, decoder, tmp_path, place
@@ -276,7 +270,9 @@ def test_no_manifest_and_no_link_makes_a_check_delete_a_file_outside_of_the_cach
     if place != "hub":
         folder = tmp_path / ("home" if place == "made here" else "x") / "exported" / "own"
         folder.mkdir(parents=True)
-    manifest = dict.fromkeys([*links_of(folder, victim), str(link)], "f" * 64)
+    (folder / "linked.json").symlink_to(victim)
+    names = str(victim), os.path.relpath(victim, folder), "linked.json", str(link)
+    manifest = dict.fromkeys(names, "f" * 64)
     (folder / "sha256.json").write_text(json.dumps(manifest))
     with suppress(DamagedModel):
         Check([folder]).require()

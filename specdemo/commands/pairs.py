@@ -60,9 +60,9 @@ def machine(forget: bool, json_file: str | None) -> None:
         return click.echo(f"files dropped: {measured.forget()}")
     figures: list[dict[str, Any]] = []
     tables: dict[str, list[dict[str, str]]] = {hardware.describe(): []}
-    for about, profile in measured.profiles():
-        figures.append({"about": about, "profile": dataclasses.asdict(profile)})
-        model = f"{about['target']}, {about['devices']}, {about['threads']} threads"
+    for subject, profile in measured.profiles():
+        figures.append({"about": subject, "profile": dataclasses.asdict(profile)})
+        model = f"{subject['target']}, {subject['devices']}, {subject['threads']} threads"
         for numerics, target in profile.targets.items():
             how = ", ".join("=".join(pair) for pair in target.properties)
             title = (

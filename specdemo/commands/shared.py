@@ -61,25 +61,25 @@ def options_of(
             return command(*args, **values, **{argument: _parse(kind, options)})
 
         for field in reversed(shown):
-            about, hint, default = field.metadata, hints[field.name], field.default
+            metadata, hint, default = field.metadata, hints[field.name], field.default
             several = get_origin(hint) is tuple
-            flag = hint is bool or "off" in about
+            flag = hint is bool or "off" in metadata
             required = default is dataclasses.MISSING
             if required or several or default == "":
                 default = None
             name = option_name(field.name)
             checked = click.option(
-                f"{name}/--{about['off']}" if "off" in about else name,
+                f"{name}/--{metadata['off']}" if "off" in metadata else name,
                 field.name,
                 envvar=_variable(field.name) if variables else None,
                 show_envvar=True,
-                show_default=about.get("unset", True),
+                show_default=metadata.get("unset", True),
                 required=required,
                 is_flag=flag,
                 multiple=several,
                 default=default if flag or default is None else str(default),
-                metavar=None if flag else about.get("metavar") or _metavar(hint),
-                help=about["help"][0].upper() + about["help"][1:] + ".",
+                metavar=None if flag else metadata.get("metavar") or _metavar(hint),
+                help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
             )(checked)
         return checked
 

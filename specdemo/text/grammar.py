@@ -246,9 +246,9 @@ def _require(matcher: Any, param: str) -> None:
     if not matcher.is_error():
         return
     error = matcher.get_error().removesuffix("<non-verbose/>")
-    # Without the pieces of a grammar, which is not the user's.
-    own = r"^at .*?: failed to compile JSON schema: |\s+\d+ \| .*| Enable 'coerce_one_of'.*"
-    error = re.sub(own, "", error, flags=re.S)
+    # Without the parts of a grammar, which is not the user's.
+    internal = r"^at .*?: failed to compile JSON schema: |\s+\d+ \| .*| Enable 'coerce_one_of'.*"
+    error = re.sub(internal, "", error, flags=re.S)
     error = error.replace("NoExtensionBias", "it refers to itself without end")
     reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
     raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
@@ -269,11 +269,11 @@ def _json(schema: str, place: str) -> str:
     param = place.partition(":")[0]
     _require_size(schema, param)
     try:
-        whole = json.loads(schema)
-        schemas = list(_subschemas(whole))
+        document = json.loads(schema)
+        schemas = list(_subschemas(document))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place} is not JSON: {error}.", param) from None
-    if not isinstance(whole, dict):
+    if not isinstance(document, dict):
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
     for part in schemas:
         part.pop("uniqueItems", None)
@@ -287,7 +287,7 @@ def _json(schema: str, place: str) -> str:
     if prod(divisors) > MAX_MULTIPLE:
         message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
         raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
-    return f"%json {json.dumps(whole | {'x-guidance': JSON_STYLE})}"
+    return f"%json {json.dumps(document | {'x-guidance': JSON_STYLE})}"
 
 
 def _require_size(text: str, param: str) -> None:

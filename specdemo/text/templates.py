@@ -91,15 +91,15 @@ class Template:
             text = self.text(messages, tools, continue_final_message, variables, change)
             return tokenizer.encode_marked(text, bos=self.bos)
 
-        _, own = encoded(_Placeholders())
+        _, expected = encoded(_Placeholders())
         ids, special = encoded(valid)
-        if special == own:
+        if special == expected:
             return ids
         # The texts spell special tokens, or the template compares them.
-        guarded, own = encoded(tokenizer.mark_starts)
-        if special != own:
+        guarded, expected = encoded(tokenizer.mark_starts)
+        if special != expected:
             ids, special = encoded(tokenizer.mark_special)
-        return ids if special == own else guarded
+        return ids if special == expected else guarded
 
     def text(
         self,
@@ -224,11 +224,11 @@ RAW = Template("raw", _ONE_TEXT, bos=True)
 def chat_template(folder: Path) -> Template | None:
     """The chat template in `folder`, or None. Raises FetchError if a prompt does not contain a
     single user message exactly once."""
-    path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    path, jinja_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     tokens = TokenizerConfig.of(read_json(path), path).model_dump()
     sources = tokens.pop("chat_template")
-    if own_file.is_file():
-        sources["default"] = read_text(own_file)
+    if jinja_file.is_file():
+        sources["default"] = read_text(jinja_file)
     if not sources.get("default"):
         return None
     tokens = {name: token for name, token in tokens.items() if token}

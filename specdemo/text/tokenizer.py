@@ -99,18 +99,18 @@ class Tokenizer:
         text = valid("".join(pieces))
         marks = list(accumulate(map(len, pieces[:-1])))
         encoded = _encoding(self._parsing, text, bos)
-        own, literal = [], []
+        special, literal = [], []
         for id, start, end in self._special(encoded, text):
             if bisect_left(marks, start) < bisect_left(marks, end):
                 literal += [start, end]
             else:
-                own.append(id)
+                special.append(id)
         if not literal:
-            return encoded.ids, own
+            return encoded.ids, special
         ids = self.encode("", bos=bos)
         for index, (start, end) in enumerate(pairwise([0, *literal, len(text)])):
             ids += self.encode(text[start:end], special=index % 2 == 0)  # they alternate
-        return ids, own
+        return ids, special
 
     def _special(self, encoded: tokenizers.Encoding, text: str) -> Iterator[tuple[int, int, int]]:
         for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
@@ -121,8 +121,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`, without ids beyond the vocabulary (padding), and without special
         tokens unless `special`."""
-        whole = [int(id) for id in ids]
-        return str(self._parsing.decode(whole, skip_special_tokens=not special))
+        integers = list(map(int, ids))
+        return str(self._parsing.decode(integers, skip_special_tokens=not special))
 
     def stream(self) -> Callable[[int], str]:
         """`push` of an eager TextStream, with the texts of special tokens."""

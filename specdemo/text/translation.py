@@ -61,8 +61,8 @@ class TextTranslation:
             pieces.pop()
         ids = self._following("".join(pieces))
         starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
-        own = _pieces(self._target.stream(), self._context[-TAIL:], ids)
-        bounds = [0, *accumulate(map(len, own))]
+        target_pieces = _pieces(self._target.stream(), self._context[-TAIL:], ids)
+        bounds = [0, *accumulate(map(len, target_pieces))]
         translated = [
             (id, sum(first <= start < last for start in starts))
             for id, (first, last) in zip(ids, pairwise(bounds), strict=True)
