@@ -33,7 +33,7 @@ from specdemo.runs.settings import Settings
 from specdemo.server.page.model_menu import ModelMenu
 from tools import agreement as tool
 from tools.agreement import agreement
-from tools.made_up import write_made_up
+from tools.rehearse import write_made_up
 
 CHOICE = ModelChoice("dolly-3b")
 DOLLY = chosen_pair(CHOICE)

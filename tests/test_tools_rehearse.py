@@ -17,8 +17,15 @@ from specdemo.pairs import embedded
 from specdemo.pairs.registry import PAIRS, find_pair
 from specdemo.pairs.sources import EMBEDDED_TARGET
 from tools import rehearse as tool
-from tools.made_up import MadeUp, write_made_up
-from tools.rehearse import expected_speedup, rehearse, rehearse_pair, shape_of, tokens_needed
+from tools.rehearse import (
+    MadeUp,
+    expected_speedup,
+    rehearse,
+    rehearse_pair,
+    shape_of,
+    tokens_needed,
+    write_made_up,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -25,8 +25,9 @@ import openvino as ov
 from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import ir
-from specdemo.convert.decoder import BITS, FAMILIES, Shape
+from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
 from specdemo.convert.eagle3 import HeadShape
+from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.eagle_head import EagleHead
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
@@ -38,13 +39,14 @@ from specdemo.pairs import embedded
 from specdemo.pairs.hub import WORKING_BYTES
 from specdemo.pairs.registry import PAIRS, Pair, find_pair
 from specdemo.pairs.sources import EMBEDDED_TARGET, Source
-from tools.made_up import MadeUp, write_made_up
 
 CONTEXT = 2048
 TOKENS = tuple(range(1, 17))
 PROMPT = 128
 REPEATS = 5
 GAINS = (1.5, 2.0)
+SHIFT = 4096  # bytes of noise between the starts of two matrices
+STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new model
 EXACT = ModelSettings(
     properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f16"))
 )
@@ -90,6 +92,38 @@ def shape_of(source: Source) -> tuple[Shape, int] | None:
     name = f"{source.name}-{source.export}" if source.export else source.name
     base, _, form = name.removesuffix("-ov").rpartition("-")
     return (SHAPES[base], BITS[form]) if base in SHAPES and form in ("int8", "int4") else None
+
+
+def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
+    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
+    largest = shape.hidden * max(shape.vocabulary, shape.inner * bits // 8)
+    made_up = MadeUp(7 * shape.layers + 2, largest)
+    write(shape, bits, cast(FileWeights, made_up), folder)
+
+
+class MadeUp:
+    """Random weights in the format of the Hub's IR (unsigned integers with a zero point). Every
+    matrix is a slice of the same noise, with its own start. So all take the memory of one, and no
+    two are equal: OpenVINO would store equal ones once. `largest`: bytes of the largest matrix."""
+
+    output_bits = 8
+
+    def __init__(self, matrices: int, largest: int) -> None:
+        self._random = np.random.default_rng(0)
+        self._noise = self._random.integers(0, 256, largest + matrices * SHIFT, np.uint8)
+        self._used = 0
+
+    def vector(self, _name: str, *shape: int) -> np.ndarray:
+        return self._random.normal(1, 0.02, shape).astype(np.float32)
+
+    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        data = self._noise[self._used : self._used + rows * columns * bits // 8]
+        self._used += SHIFT
+        group = weight_group(columns) if bits == 4 else columns
+        kind, zero, step = (ov.Type.u8, 128, STEP) if bits == 8 else (ov.Type.u4, 8, 16 * STEP)
+        integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
+        scales = np.full((rows, columns // group, 1), step, np.float16)
+        return compressed(integers, scales, np.full(scales.shape, zero, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ def write_weights(target: Path, draft: Path) -> None:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     from specdemo.pairs.registry import find_pair
-    from tools.made_up import write_made_up
-    from tools.rehearse import shape_of
+    from tools.rehearse import shape_of, write_made_up
 
     pair = find_pair("dolly-3b-int4")
     write_made_up(*shape_of(pair.target), target)
