@@ -235,7 +235,7 @@ def test_a_choice_holds_for_all_logits_nearer_than_half_its_margin(
 
     def verified(row: np.ndarray) -> acceptance.Verification:
         rows = acceptance.TargetRows(toy.logits_of(row[None]), context, adjust)
-        return acceptance.verify(rows, Draft(), sampling, reach=1.0)
+        return acceptance.verify(rows, Draft(), sampling, max_margin=1.0)
 
     chosen = verified(row)
     margin = chosen.least_margin

@@ -157,7 +157,7 @@ def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_i
     drafter, policy, model = asking((0, 1, 2, 3))
     context = list(range(500))
     assert model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
-    plan = policy.plan(most=tokens_left)
+    plan = policy.plan(tokens_left=tokens_left)
     assert drafter._pays(model, plan, context, [], 1.0, None) == pays
 
 

@@ -54,7 +54,7 @@ class Branching:
     def draw(self, source: Distribution, seed, position, stream=0) -> int:
         return int(source.ids[self.decide(source.probabilities)])
 
-    def choose(self, logits, sampling, position, known, ids=None, reach=0.0) -> tuple[int, float]:
+    def choose(self, logits, sampling, position, known, ids=None, max_margin=0.0):
         return self.draw(distribution(logits, sampling), sampling.seed, position), math.inf
 
     def accepts(self, chance, seed, position) -> bool:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from itertools import islice
 
 import pytest
-from fakes import until
+from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import (

@@ -21,7 +21,7 @@ from .constraint import Mask
 from .messages import Draft, Logits, one_row
 from .sampling import (
     ACCEPT,
-    REACH,
+    MAX_MARGIN,
     RESIDUAL,
     Distribution,
     Noise,
@@ -135,33 +135,35 @@ class Verification:
 
 
 def verify(
-    rows: TargetRows, draft: Draft, sampling: Sampling, reach: float = REACH
+    rows: TargetRows, draft: Draft, sampling: Sampling, max_margin: float = MAX_MARGIN
 ) -> Verification:
-    """Verify a draft. Margins of sampled tokens are computed up to `reach` logits. Greedy decoding
-    and the shared coupling accept a draft token if it is the target's own choice."""
+    """Verify a draft. Margins of sampled tokens are computed up to `max_margin` logits. Greedy
+    decoding and the shared coupling accept a draft token if it is the target's own choice."""
     if sampling.coupling == "maximal" and not sampling.greedy:
         return _verify_maximal(rows, draft, sampling)
     stretch = 1.0 if rows.adjustment is None else rows.adjustment.stretch
     tokens = draft.tokens
     probabilities = []
-    least = math.inf
+    least_margin = math.inf
     for index, drafted in enumerate((*tokens, None)):
         row = rows.row(tokens[:index])
         if sampling.greedy:
             token = row.best(0)
-            margin = row.margin(0) if reach or token != drafted else math.inf
+            margin = row.margin(0) if max_margin or token != drafted else math.inf
         else:
             values = row.rows[0]
             known = float(values.max()), float(row.log_sum[0])
             position = len(rows.context) + index
-            token, margin = choose(values, sampling, position, known, reach=reach * stretch)
-        least = min(least, margin / stretch)
+            limit = max_margin * stretch
+            token, margin = choose(values, sampling, position, known, max_margin=limit)
+        least_margin = min(least_margin, margin / stretch)
         if drafted is not None:
             probabilities.append(row.probability(0, drafted))
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
-    return Verification(index, token, tuple(probabilities), row.probability(0, token), shown, least)
+    chance = row.probability(0, token)
+    return Verification(index, token, tuple(probabilities), chance, shown, least_margin)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:

@@ -68,8 +68,8 @@ class CostModel:
         for size, seconds in self.seconds.items():
             stayed = min(self._work[size], moved)
             self._work[size] = stayed + seconds if size >= tokens else math.inf
-        least = min(self._work.values())
-        self._work = {size: work - least for size, work in self._work.items()}
+        lowest = min(self._work.values())
+        self._work = {size: work - lowest for size, work in self._work.items()}
         return min(self._work, key=lambda size: self._work[size] + self._change_to(size))
 
     def record(self, size: int, seconds: float, attended: int = 0) -> None:
@@ -122,12 +122,12 @@ class CostModel:
         if others:
             first, more = self.forward(others + 1) + row, self._row() * self.level + row
             return [first + (tokens - 1) * more for tokens in range(LARGEST + 1)]
-        rows, least, sizes = [], math.inf, list(self.seconds)
+        rows, cheapest, sizes = [], math.inf, list(self.seconds)
         for tokens in range(LARGEST, -1, -1):
             while sizes and sizes[-1] >= tokens:
                 size = sizes.pop()
-                least = min(least, self.seconds[size] + self._change_to(size))
-            rows.append(least * self.level + tokens * row)
+                cheapest = min(cheapest, self.seconds[size] + self._change_to(size))
+            rows.append(cheapest * self.level + tokens * row)
         rows.reverse()
         return rows
 

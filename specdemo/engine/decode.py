@@ -27,7 +27,7 @@ from .messages import (
     next_chunk,
 )
 from .policy import Policy
-from .sampling import REACH, Sampling
+from .sampling import MAX_MARGIN, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ def decode(
                     logits = logits.copy()  # other requests' forwards come first
                 masks = yield from wait(masks_coming)
             rows = TargetRows(logits, context, adjust, masks)
-            verification = verify(rows, draft, sampling, REACH if guard else 0.0)
+            verification = verify(rows, draft, sampling, MAX_MARGIN if guard else 0.0)
             # A near tie is decided by a forward that rounds as those of several tokens do.
-            least = verification.least_margin
-            if guard is not None and guard.doubts(run, reply, len(context) - 1, least):
+            margin = verification.least_margin
+            if guard is not None and guard.doubts(run, reply, len(context) - 1, margin):
                 reply, repeated = yield from guard.repeat(context, run)
                 seconds += repeated
                 rows = replace(rows, logits=reply.logits)

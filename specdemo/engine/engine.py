@@ -73,8 +73,8 @@ class Engine:
         self.core = ov.Core()
         if threads is not None:
             # Pinned threads of two processes would run on the same cores.
-            own = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-            self.core.set_property("CPU", own)
+            unpinned = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+            self.core.set_property("CPU", unpinned)
         self._files = files
         self._context_limit = context_limit
         self._available_bytes = available_bytes
@@ -270,11 +270,11 @@ class Engine:
     def _fix_cache(self, model: Model) -> None:
         """All models get the bound of the first one, in tokens."""
         if not self._cache_tokens:
-            least = self._context_limit + 2 * model.block_size
-            wanted = (self._active + 1) * least
+            one_context = self._context_limit + 2 * model.block_size
+            wanted = (self._active + 1) * one_context
             bound = self._available_bytes() // 2
             if self._cache_mb is not None:
                 wanted, bound = sys.maxsize, self._cache_mb * 1_000_000
             fitting = bound // model.block_bytes * model.block_size
-            self._cache_tokens = max(least, min(fitting, wanted))
+            self._cache_tokens = max(one_context, min(fitting, wanted))
         model.resize_cache(-(-self._cache_tokens // model.block_size))

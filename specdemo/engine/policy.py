@@ -12,16 +12,14 @@ MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with t
 
 READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text for drafting
 LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
-FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
+DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
 class Rate:
-    """A share of successes. Each new observation multiplies the weight of earlier ones by `decay`;
-    at first there are `weight` observations of `prior`."""
+    """A share of successes. At first there are `weight` observations of `prior`."""
 
-    def __init__(self, prior: float, weight: float, decay: float):
-        self.decay = decay
+    def __init__(self, prior: float, weight: float):
         self.accepted = prior * weight
         self.seen = weight
 
@@ -41,8 +39,8 @@ class Rate:
         self.seen *= FADING
 
     def record(self, accepted: float) -> None:
-        self.accepted = self.accepted * self.decay + accepted
-        self.seen = self.seen * self.decay + 1
+        self.accepted = self.accepted * DECAY + accepted
+        self.seen = self.seen * DECAY + 1
 
 
 class Acceptance:
@@ -51,8 +49,8 @@ class Acceptance:
     BANDS = 8
 
     def __init__(self, counts: list[tuple[float, float]] | None = None):
-        self.bands = [Rate((band + 0.5) / self.BANDS, 2.0, 0.98) for band in range(self.BANDS)]
-        self.total = Rate(0.75, 4.0, 0.98)
+        self.bands = [Rate((band + 0.5) / self.BANDS, 2.0) for band in range(self.BANDS)]
+        self.total = Rate(0.75, 4.0)
         for rate, count in zip([*self.bands, self.total], counts or [], strict=False):
             rate.accepted, rate.seen = count
 
@@ -158,14 +156,14 @@ class Policy:
         shared = self.acceptance if rates is None else rates
         return Policy(fixed, self.limit, self.costs, shared)
 
-    def plan(self, context: int = 0, most: int = LIKELY_TOKENS) -> RoundPlan:
-        """The plan of a round after `context` tokens, with at most `most` tokens to come."""
+    def plan(self, context: int = 0, tokens_left: int = LIKELY_TOKENS) -> RoundPlan:
+        """The plan of a round after `context` tokens, with at most `tokens_left` to come."""
         rows = self.costs.forwards(self.others, context)
         baseline = rows[1] if self.others else self.costs.baseline(context)
         pace = baseline / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        remaining = min(max(self._answered, LIKELY_TOKENS), most)
+        remaining = min(max(self._answered, LIKELY_TOKENS), tokens_left)
         return RoundPlan(self.fixed, self.limit, self.others, rows, pace, remaining)
 
     def accepted(self, source: str) -> Acceptance:

@@ -18,7 +18,7 @@ LIKELY = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
 each; the rest, the tail, share one. So a draw does not need noise for the whole vocabulary."""
 
-REACH = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
+MAX_MARGIN = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
 _RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -79,23 +79,23 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
         return Distribution(ids, weights / weights.sum())
     # All filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
-    for least in (_RANKED, 0.0):
-        ids = np.flatnonzero(unnormalised > least)
+    for threshold in (_RANKED, 0.0):
+        ids = np.flatnonzero(unnormalised > threshold)
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
         weights = unnormalised[ranked].astype(np.float64)
         size = len(ranked)
         if sampling.top_k > 0:
-            if least and size <= sampling.top_k:
+            if threshold and size <= sampling.top_k:
                 continue
             size = min(size, sampling.top_k)
             total = weights[:size].sum()
         if sampling.top_p < 1:
             mass = np.cumsum(weights[:size])
-            if least and mass[-1] < sampling.top_p * total:
+            if threshold and mass[-1] < sampling.top_p * total:
                 continue
             size = min(int(np.searchsorted(mass, sampling.top_p * total)) + 1, size)
         if sampling.min_p > 0:
-            if least and sampling.min_p < 10 * least:
+            if threshold and sampling.min_p < 10 * threshold:
                 continue
             size = min(size, int(np.count_nonzero(weights >= sampling.min_p)))
         order = np.argsort(ranked[:size])
@@ -175,23 +175,23 @@ def choose(
     position: int,
     known: tuple[float, float] | None = None,
     ids: np.ndarray | None = None,
-    reach: float = REACH,
+    max_margin: float = MAX_MARGIN,
 ) -> tuple[int, float]:
     """`draw` from the `distribution` of one row of logits; gives the column and a margin. A change
-    of every logit by less than half the margin would not have changed the draw. The margin is at
-    most `reach`, and 0 where it is not known. `ids` maps columns to tokens (None: they are equal).
+    of every logit by less than half the margin, at most `max_margin`, would not have changed the
+    draw; it is 0 where that is not known. `ids` maps columns to tokens (None: they are equal).
     `known` is the row's maximum and log-sum-exp, if computed before."""
     temperature = sampling.temperature
-    reach = min(reach / temperature, 20.0)
+    max_lead = min(max_margin / temperature, 20.0)
     noise = Noise(sampling.seed, position)
     if sampling.filtered:
         source = distribution(logits, sampling)
         columns = source.ids
         if ids is not None:
             source = Distribution(ids[columns], source.probabilities, source.edge)
-        index, lead = _runners_of(source, reach).race(noise, reach)
+        index, lead = _runners_of(source, max_lead).race(noise, max_lead)
         return int(columns[index]), temperature * min(lead, 2 * source.edge)
-    column, lead = _likely_runners(logits, temperature, known, ids, reach).race(noise, reach)
+    column, lead = _likely_runners(logits, temperature, known, ids, max_lead).race(noise, max_lead)
     return column, temperature * lead
 
 
@@ -199,9 +199,9 @@ def choose(
 class _Runners:
     """The tokens of a distribution in an exponential race: the first to arrive is drawn.
 
-    `columns` (int64 [n]) are all of weight LIKELY e^-reach and more, with their `weights` (relative
-    to the largest) and token `ids`. The other weights sum to at most `others`; `all_weights()`
-    gives the weight of every column.
+    `columns` (int64 [n]) are all of weight LIKELY e^-max_lead and more, with their `weights`
+    (relative to the largest) and token `ids`. The other weights sum to at most `others`;
+    `all_weights()` gives the weight of every column.
 
     Each likely token arrives at Exponential(1) / weight; the tail shares one arrival at
     Exponential(1) / (sum of its weights). If the tail is first, one of its tokens is drawn in
@@ -214,8 +214,8 @@ class _Runners:
     others: float
     all_weights: Callable[[], np.ndarray]
 
-    def race(self, noise: Noise, reach: float = 0.0) -> tuple[int, float]:
-        """The winner's column, and its lead: how far (`reach` at most) the log-ratio of any two
+    def race(self, noise: Noise, max_lead: float = 0.0) -> tuple[int, float]:
+        """The winner's column, and its lead: how far (`max_lead` at most) the log-ratio of any two
         weights may change without another winner; 0 if that is not known."""
         arrivals = -np.log(noise.uniforms(self.ids)) / self.weights
         likely = self.weights >= LIKELY
@@ -233,14 +233,14 @@ class _Runners:
             if tail_noise < arrivals[winner] * mass[-1]:
                 drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
                 return int(np.searchsorted(mass, drawn)), 0.0
-        lead = self._lead(winner, arrivals, tail_noise, reach) if reach else 0.0
+        lead = self._lead(winner, arrivals, tail_noise, max_lead) if max_lead else 0.0
         return int(self.columns[winner]), lead
 
-    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
+    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, max_lead: float) -> float:
         """The lead of a likely winner, whose arrival is overwritten. If log-ratios change by at
         most d, so do those of arrivals, and the winner stays while d < log(second / first). Tokens
         close to the threshold LIKELY are treated as both likely and unlikely."""
-        stays_likely = self.weights >= LIKELY * math.exp(reach)
+        stays_likely = self.weights >= LIKELY * math.exp(max_lead)
         if not stays_likely[winner]:
             return 0.0
         first, arrivals[winner] = float(arrivals[winner]), math.inf
@@ -248,13 +248,13 @@ class _Runners:
         largest_tail = self.others + float(self.weights[~stays_likely].sum())
         if largest_tail > 0:
             second = min(second, tail_noise / largest_tail)
-        return min(max(math.log(second / first), 0.0), reach)
+        return min(max(math.log(second / first), 0.0), max_lead)
 
 
-def _runners_of(source: Distribution, reach: float = 0.0) -> _Runners:
+def _runners_of(source: Distribution, max_lead: float = 0.0) -> _Runners:
     """The runners of a distribution; columns are indices of it."""
     weights = source.probabilities / source.probabilities.max()
-    likely = np.flatnonzero(weights >= LIKELY * math.exp(-reach))
+    likely = np.flatnonzero(weights >= LIKELY * math.exp(-max_lead))
     others = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
     return _Runners(likely, weights[likely], source.ids[likely], others, weights.copy)
 
@@ -264,12 +264,12 @@ def _likely_runners(
     temperature: float,
     known: tuple[float, float] | None,
     ids: np.ndarray | None,
-    reach: float,
+    max_lead: float,
 ) -> _Runners:
     """The runners of a row of logits without filters; arguments as in `choose`. The distribution is
     rarely computed: a bound of the mass of the less likely tokens mostly suffices."""
     top, log_sum = known or (float(logits.max()), math.inf)
-    cut = temperature * (math.log(LIKELY) - reach)
+    cut = temperature * (math.log(LIKELY) - max_lead)
     columns = (logits >= np.float32(top + cut)).nonzero()[0]
     above = logits[columns].astype(np.float64) - top
 
@@ -281,8 +281,8 @@ def _likely_runners(
     weights = np.exp(above / temperature)
     if log_sum < math.inf and temperature <= 1:
         # For x < cut <= 0: exp(x / T) = exp(x) exp(x (1 / T - 1)) <= exp(x) exp(cut (1 / T - 1)).
-        whole = math.exp(log_sum - top)
-        below = max(whole - float(np.exp(above).sum()), 0.0) + 1e-4 * whole
+        mass = math.exp(log_sum - top)
+        below = max(mass - float(np.exp(above).sum()), 0.0) + 1e-4 * mass
         others = below * math.exp(cut * (1 / temperature - 1))
     else:
         beside = all_weights().sum(dtype=np.float64) - weights.sum()

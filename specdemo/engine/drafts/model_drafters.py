@@ -84,7 +84,7 @@ class LogitsDrafter(TokenDrafter):
         column = logits.best(0)
         if not sampling.greedy:
             known = float(logits.rows[0, column]), float(logits.log_sum[0])
-            column, _ = choose(logits.rows[0], sampling, position, known, ids, reach=0.0)
+            column, _ = choose(logits.rows[0], sampling, position, known, ids, max_margin=0.0)
         token = column if ids is None else int(ids[column])
         return self.proposal(token, logits.probability(0, column))
 
@@ -277,12 +277,12 @@ class TranslatedDrafter(ModelDrafter):
                 break
             if self._chain and self.translation.ends(self._chain[-1]):
                 break
-            own, spent = yield from super().step(self._text, self._chain)
+            proposal, spent = yield from super().step(self._text, self._chain)
             seconds += spent
             self._steps += 1
-            assert own is not None, "without a mask a draft model always proposes"
-            self._chain.append(own.token)
-            self._chances.append(own.confidence)
+            assert proposal is not None, "without a mask a draft model always proposes"
+            self._chain.append(proposal.token)
+            self._chances.append(proposal.confidence)
         return None, seconds
 
     def _translated(self, index: int, mask: Mask) -> Proposal | None:
