@@ -101,7 +101,7 @@ def browser() -> Iterator[Any]:
 def embedded_session(embedded_pair) -> Iterator[Any]:
     """A session of the embedded pair, for tests that leave it as it was. It has one fixed shape of
     those that sessions of small models have."""
-    from specdemo.engine import numerics
+    from specdemo.engine.backends import numerics
     from specdemo.runs.session import Session
 
     with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,7 @@ from tokenizers import Regex, pre_tokenizers
 from specdemo import cli
 from specdemo.convert import checkpoints, exporting, gguf_file, ir, weights
 from specdemo.convert.exporting import export
-from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.backends.paged import ModelSettings, PagedModel, Run
 from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.pairs import hub, sources
 from specdemo.text.templates import Message, chat_template

@@ -82,7 +82,7 @@ def test_files_and_classes_of_the_architecture_exist():
     text = (ROOT / "docs/reference/architecture.md").read_text(encoding="utf-8")
     files = {path.name for path in (ROOT / "specdemo").rglob("*")} | {"app.py"}
     named = re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|js|json|html))`", text)
-    engine = {path.name for path in (ROOT / "specdemo/engine").glob("[a-z]*.py")}
+    engine = {path.name for path in (ROOT / "specdemo/engine").rglob("[a-z]*.py")}
     assert engine <= set(named) <= files
     classes = set(re.findall(r"^class (\w+)", "\n".join(SOURCES.values()), re.M))
     assert set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)(?:\.\w+)?`", text)) <= classes

@@ -38,6 +38,6 @@ def imported(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            module = (node.module or "").rpartition(".")[2]
-            found |= {module} if module else {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
+            found |= {(node.module or "").rpartition(".")[2], *names}
     return found

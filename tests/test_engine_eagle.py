@@ -14,10 +14,10 @@ from test_convert import EXACT
 from test_convert_eagle3 import HIDDEN, VOCABULARY, exported, written
 
 from specdemo.convert import exporting, heads, ir
-from specdemo.engine.eagle_head import EagleHead
+from specdemo.engine.backends.eagle_head import EagleHead
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import ModelSettings, Run, Taps
-from specdemo.engine.model import PagedModel
 
 PROPERTIES = tuple(EXACT.items())
 DEPTH = 5

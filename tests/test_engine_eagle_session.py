@@ -12,8 +12,8 @@ from eagle3_reference import ReferenceHead, write_made_up_head
 from test_convert_eagle3 import exported
 
 from specdemo.convert import heads, ir
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.messages import ModelSettings, Run, Taps
-from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session

@@ -12,10 +12,10 @@ from tiny_models import ir_folder
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import heads, ir
 from specdemo.convert.weights import fit_int4
-from specdemo.engine.draft_head import DraftHead, fractions
+from specdemo.engine.backends.draft_head import DraftHead, fractions
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import ModelSettings, Run, Taps
-from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair

@@ -13,13 +13,14 @@ from test_engine_head import write_head
 from test_engine_paged import CLOSE, CORE, F32
 
 from specdemo.convert.weights import compressed
-from specdemo.engine import cost_measurement, numerics, profile
+from specdemo.engine import cost_measurement, profile
+from specdemo.engine.backends import numerics
+from specdemo.engine.backends.numerics import measure_invariance
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
-from specdemo.engine.model import PagedModel
-from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance, ModelProfile
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)

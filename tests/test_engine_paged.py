@@ -19,13 +19,12 @@ from hypothesis.stateful import precondition, rule
 from openvino import opset13 as ops
 
 from specdemo.convert.weights import compressed
-from specdemo.engine import graph, products
-from specdemo.engine import model as paged
+from specdemo.engine.backends import graph, paged, products
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cache import KVSequence
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
-from specdemo.engine.model import PagedModel
 from specdemo.engine.profile import MERGED_TOKENS
 
 F32 = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))

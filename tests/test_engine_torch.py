@@ -15,11 +15,11 @@ from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
 from specdemo.audit.peers import audited, peers_of
 from specdemo.cli import main
-from specdemo.engine import numerics
+from specdemo.engine.backends import numerics
+from specdemo.engine.backends.paged import open_model
 from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.faults import BadInput, ModelError
 from specdemo.engine.messages import ModelSettings, Run
-from specdemo.engine.model import open_model
 from specdemo.host import hardware
 from specdemo.pairs import loading, registry
 from specdemo.pairs.registry import ModelChoice

@@ -17,7 +17,8 @@ from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.tuning import tune
 from specdemo.convert.decoder import Shape
-from specdemo.engine import cost_measurement, numerics
+from specdemo.engine import cost_measurement
+from specdemo.engine.backends import numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, RequestFailed

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from specdemo.engine import numerics
+from specdemo.engine.backends import numerics
 from specdemo.engine.messages import PREFILL_CHUNK, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput

@@ -125,7 +125,7 @@ class ToySession(Session):
             return models[source]
 
         with ExitStack() as patches:
-            for module in ("engine", "numerics"):
+            for module in ("engine", "backends.numerics"):
                 patches.enter_context(patch(f"specdemo.engine.{module}.open_model", open_model))
             super().__init__(loaded, **{"background": False, **capacity})
         self.prepare()

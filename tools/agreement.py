@@ -16,9 +16,9 @@ from pydantic.dataclasses import dataclass
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
 from specdemo.commands.shared import answer_options, load_pair, options_of, write_report
-from specdemo.engine import numerics
+from specdemo.engine.backends import numerics
+from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import ModelSettings, Run
-from specdemo.engine.model import open_model
 from specdemo.errors import BadInput
 from specdemo.host import measured
 from specdemo.options import CONFIG, option

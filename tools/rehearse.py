@@ -28,10 +28,10 @@ from specdemo.convert import ir
 from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
 from specdemo.convert.eagle3 import HeadShape
 from specdemo.convert.weights import FileWeights, compressed, weight_group
-from specdemo.engine.eagle_head import EagleHead
+from specdemo.engine.backends.eagle_head import EagleHead
+from specdemo.engine.backends.numerics import measure_invariance
+from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.messages import ModelSettings, Run
-from specdemo.engine.model import PagedModel
-from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware, measured
 from specdemo.host.terminal import Progress, Report, progress_bar, silent

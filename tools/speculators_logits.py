@@ -21,7 +21,7 @@ import openvino as ov
 from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import exporting, ir
-from specdemo.engine.eagle_head import EagleHead
+from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.messages import ModelSettings, Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

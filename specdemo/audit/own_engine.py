@@ -71,7 +71,7 @@ def own_engines(session: Session, drafter: Drafter) -> list[OwnEngine]:
 def torch_models(loaded: LoadedPair, path: Path, dtype: str) -> tuple[Any, Any]:
     """The target, from the checkpoint at `path`, and the draft model, None unless it is on a torch
     device: modules of transformers, loaded as this package's engine loads them."""
-    from specdemo.engine.torch_model import load_module, properties
+    from specdemo.engine.backends.torch_model import load_module, properties
 
     if isinstance(loaded.target, Checkpoint):
         target = load_module(loaded.target, loaded.device, dtype)

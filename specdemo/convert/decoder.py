@@ -18,7 +18,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from specdemo.convert import ir
 from specdemo.convert.ir import Configuration, unusable
 from specdemo.convert.weights import GROUP, FileWeights
-from specdemo.engine.graph import last_line
+from specdemo.engine.backends.graph import last_line
 from specdemo.errors import BadInput
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}

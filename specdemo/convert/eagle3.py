@@ -41,8 +41,8 @@ from specdemo.convert.decoder import (
 )
 from specdemo.convert.ir import Configuration, unusable
 from specdemo.convert.weights import FileWeights, Tensor
-from specdemo.engine.eagle_head import read_head
-from specdemo.engine.graph import embedding_of, layers_of, read_decoder
+from specdemo.engine.backends.eagle_head import read_head
+from specdemo.engine.backends.graph import embedding_of, layers_of, read_decoder
 from specdemo.errors import BadInput, FetchError
 
 

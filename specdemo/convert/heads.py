@@ -23,7 +23,7 @@ from openvino import opset13 as ops
 from specdemo.convert import ir
 from specdemo.convert.decoder import named_input, named_result
 from specdemo.convert.weights import Quantized
-from specdemo.engine import draft_head, graph
+from specdemo.engine.backends import draft_head, graph
 from specdemo.errors import BadInput
 
 TOKENS = "head_tokens.npy"

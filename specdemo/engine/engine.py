@@ -11,10 +11,13 @@ from threading import Event, Lock
 
 import openvino as ov
 
-from . import cost_measurement, numerics
+from . import cost_measurement
+from .backends import numerics
+from .backends.draft_head import DraftHead
+from .backends.eagle_head import EagleHead
+from .backends.paged import open_model
 from .checkpoint import PairFiles, release_file, weights_size
 from .cost_model import LARGEST
-from .draft_head import DraftHead
 from .drafts.draft_sources import (
     LOOKUPS,
     DraftSource,
@@ -23,10 +26,8 @@ from .drafts.draft_sources import (
     ModelSource,
     TranslatedSource,
 )
-from .eagle_head import EagleHead
 from .faults import BadInput, Busy
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
-from .model import open_model
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile

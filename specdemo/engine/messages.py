@@ -249,7 +249,7 @@ class Translation(Protocol):
 
 
 class Model(Runner, Protocol):
-    """A decoder with a KV cache: `model.PagedModel`, which describes the methods,
+    """A decoder with a KV cache: `paged.PagedModel`, which describes the methods,
     `torch_model.TorchModel`, or a test's toy. `least_tokens` may be raised: shorter forwards are
     padded. Each step of `compiling` prepares what makes later forwards faster. Forks of a `paged`
     one share cache blocks, and it can give states to a draft head."""

@@ -22,10 +22,11 @@ import openvino as ov
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from specdemo.engine import cache, numerics
-from specdemo.engine.graph import read_decoder
+from specdemo.engine import cache
+from specdemo.engine.backends import numerics
+from specdemo.engine.backends.graph import read_decoder
+from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
-from specdemo.engine.model import open_model
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import LoadedPair

@@ -8,8 +8,8 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from .faults import ModelError
-from .messages import Taps
+from ..faults import ModelError
+from ..messages import Taps
 from .products import raw_bytes, rebuilt
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits

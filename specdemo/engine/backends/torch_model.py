@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
-from .cache import CACHE_TOKENS, BlockPool, KVSequence
-from .checkpoint import TORCH, Checkpoint
-from .cost_model import CostModel
-from .faults import BadInput, ModelError
+from ..cache import CACHE_TOKENS, BlockPool, KVSequence
+from ..checkpoint import TORCH, Checkpoint
+from ..cost_model import CostModel
+from ..faults import BadInput, ModelError
+from ..messages import Logits, ModelSettings, Run
 from .graph import last_line
-from .messages import Logits, ModelSettings, Run
 
 BLOCK_SIZE, BUFFER_SIZE = 32, 256  # tokens of a block, and of the smallest buffer
 _TOLERANCE = 0.05  # of the logits' range: rounding differs by less, a lost state by more

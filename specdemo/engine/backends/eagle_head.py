@@ -12,7 +12,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from .faults import ModelError
+from ..faults import ModelError
+from ..messages import ModelSettings, Run
 from .graph import (
     add_states,
     embedding_of,
@@ -22,8 +23,7 @@ from .graph import (
     read_decoder,
     residual_stream,
 )
-from .messages import ModelSettings, Run
-from .model import PagedModel
+from .paged import PagedModel
 from .products import fuse_products
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]

@@ -10,10 +10,10 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .cost_model import CostModel
-from .faults import ModelError
+from ..cost_model import CostModel
+from ..faults import ModelError
+from ..messages import Logits, Run
 from .graph import HIDDEN, add_log_sums, last_line
-from .messages import Logits, Run
 
 _FRACTIONS = ["specdemo", "fractions"]
 _STATES = (HIDDEN, "state")

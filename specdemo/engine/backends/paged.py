@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import openvino as ov
 
+from ..cache import CACHE_TOKENS, BlockPool, KVSequence
+from ..checkpoint import Checkpoint
+from ..cost_model import CostModel
+from ..faults import ModelError
+from ..messages import Logits, Model, ModelSettings, Run
 from . import graph
-from .cache import CACHE_TOKENS, BlockPool, KVSequence
-from .checkpoint import Checkpoint
-from .cost_model import CostModel
-from .faults import ModelError
-from .messages import Logits, Model, ModelSettings, Run
 from .products import fuse_products, raw_bytes, split_products
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread

@@ -13,13 +13,13 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
+from ..cache import KVSequence
+from ..checkpoint import Checkpoint, PairFiles, weights_size
+from ..messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
+from ..profile import Invariance, ModelProfile, Properties
 from . import graph
-from .cache import KVSequence
-from .checkpoint import Checkpoint, PairFiles, weights_size
 from .draft_head import fractions
-from .messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
-from .model import open_model
-from .profile import Invariance, ModelProfile, Properties
+from .paged import open_model
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
