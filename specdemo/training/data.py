@@ -9,7 +9,6 @@ interrupted run continues, and ends with the same data.
 
 import functools
 import json
-import os
 import random
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -29,6 +28,7 @@ from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
+from specdemo.host.disk import replacing
 from specdemo.pairs.loading import LoadedPair
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.training.recipe import TrainSettings
@@ -196,9 +196,8 @@ def written(
             _save(path, np.concatenate([row for answer in answers for row in answer.states]))
             group = [answer.conversation(loaded.stop_ids, loaded.tokenizer) for answer in answers]
             content = "".join(json.dumps(asdict(conversation)) + "\n" for conversation in group)
-            partial = folder / "partial"
-            partial.write_text(content, encoding="utf-8")
-            os.replace(partial, path.with_suffix(".jsonl"))
+            with replacing(path.with_suffix(".jsonl")) as partial:
+                partial.write_text(content, encoding="utf-8")
             groups[path] = group
             known += group
             count += sum(len(conversation.answer) for conversation in group)
@@ -342,6 +341,5 @@ def _states(logits: Logits) -> np.ndarray:
 
 
 def _save(path: Path, states: np.ndarray) -> None:
-    partial = path.with_name("partial.npy")
-    np.save(partial, states)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        np.save(partial, states)

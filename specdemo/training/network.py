@@ -4,7 +4,6 @@ A chain of DEPTH steps starts at every answer token. Later steps are trained mai
 ones were right, as in decoding. The labels are the target's probabilities.
 """
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from specdemo.convert import heads
 from specdemo.convert.weights import Quantized, fit_int4
 from specdemo.errors import BadInput
+from specdemo.host.disk import replacing
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.recipe import TrainSettings
 
@@ -205,8 +205,8 @@ def train(
     def save() -> None:
         weights = [tensor.detach() for tensor in parameters + averages + optimizer.momenta]
         state = {"weights": weights, "progress": (steps, seconds)}
-        torch.save(state, partial := checkpoint.with_suffix(".part"))
-        os.replace(partial, checkpoint)
+        with replacing(checkpoint) as partial:
+            torch.save(state, partial)
 
     planned = max(1, round(settings.passes * len(starts) / settings.chains))
     limit, saved = 60 * (settings.minutes or 0), seconds
