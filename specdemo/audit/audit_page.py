@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow
 from specdemo.audit.engines import OWN_PROPERTIES
@@ -18,22 +18,9 @@ PUBLIC_REPORTS: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {
 """Repository and issues that report a failure of the same kind, by engine and property."""
 
 
-class EngineResult(NamedTuple):
-    """The tests of an engine with one set of plugin properties: how many passed of those that ran,
-    on which methods and pairs; the failing properties; why none ran."""
-
-    engine: str
-    result: str
-    methods: list[str]
-    pairs: list[str]
-    passed: int
-    ran: int
-    failing: list[str]
-    why: str
-
-
-def engine_results(rows: Sequence[AuditRow]) -> list[EngineResult]:
-    """Lossless engines first, then failing ones, then those that did not run."""
+def engine_results(rows: Sequence[AuditRow]) -> list[dict[str, Any]]:
+    """For the template: the tests of each engine with one set of plugin properties. Lossless
+    engines first, then failing ones, then those that did not run."""
     groups: dict[str, list[AuditRow]] = {}
     for row in rows:
         own = ", its own properties" if row.method.endswith(OWN_PROPERTIES) else ""
@@ -42,13 +29,19 @@ def engine_results(rows: Sequence[AuditRow]) -> list[EngineResult]:
     for engine, group in groups.items():
         cells = [cell for row in group for cell in row.cells.values()]
         passed, failed = (sum(cell.result == kind for cell in cells) for kind in ("pass", "fail"))
-        methods = list(dict.fromkeys(row.method.removesuffix(OWN_PROPERTIES) for row in group))
-        pairs = list(dict.fromkeys(row.pair for row in group if row.pair))
-        failing = list(dict.fromkeys(name for row in group for name in row.failures))
-        why = next((cell.note for cell in cells if cell.note), "nothing was tested")
-        result, ran = "fail" if failed else "pass" if passed else "none", passed + failed
-        results.append(EngineResult(engine, result, methods, pairs, passed, ran, failing, why))
-    return sorted(results, key=lambda each: ("pass", "fail", "none").index(each.result))
+        results.append(
+            {
+                "engine": engine,
+                "result": "fail" if failed else "pass" if passed else "none",
+                "methods": dict.fromkeys(row.method.removesuffix(OWN_PROPERTIES) for row in group),
+                "pairs": dict.fromkeys(row.pair for row in group if row.pair),
+                "ran": passed + failed,
+                "failed": failed,
+                "failing": dict.fromkeys(name for row in group for name in row.failures),
+                "why": next((cell.note for cell in cells if cell.note), "nothing was tested"),
+            }
+        )
+    return sorted(results, key=lambda each: ("pass", "fail", "none").index(each["result"]))
 
 
 def page(report: AuditReport) -> str:
@@ -99,11 +92,10 @@ def distances(rows: Sequence[AuditRow]) -> Figure:
         name="correct draws, on average",
         marker={"color": PAPER_COLOUR, "symbol": "line-ns-open", "size": 20, "line": {"width": 3}},
     )
-    figure.update_yaxes(tickvals=positions, ticktext=names, autorange="reversed")
-    figure.update_layout(
-        xaxis_hoverformat=".3f",
+    return figure.update_layout(
+        xaxis={"hoverformat": ".3f"},
+        yaxis={"tickvals": positions, "ticktext": names, "autorange": "reversed"},
         height=150 + 40 * len(rows),
-        margin_t=20,
+        margin={"t": 20},
         legend={"orientation": "h", "y": -0.25},
     )
-    return figure

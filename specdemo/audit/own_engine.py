@@ -24,14 +24,11 @@ class OwnEngine(PairEngine):
 
     def __init__(self, session: Session, drafter: Drafter):
         self.loaded, self._session, self._drafter = session.loaded, session, drafter
-        methods = {"model": "draft head", "lookup": "n-gram lookup", "auto": "auto"}
-        if self.loaded.draft:
-            methods["model"] = "draft model"
-        elif self.loaded.head_layers:
-            methods["model"] = "EAGLE-3 head"
+        head = "EAGLE-3 head" if self.loaded.head_layers else "draft head"
+        model = "draft model" if self.loaded.draft else head
+        self.method = {"model": model, "lookup": "n-gram lookup"}.get(drafter, drafter)
         if self.loaded.translation is None or drafter == "lookup":
             self.couplings = ("shared", "maximal")
-        self.method = methods[drafter]
         self.facts = {"numerics": session.info.numerics_found}
         self.context_limit = session.context_limit
 

@@ -72,12 +72,12 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
         hovertemplate="%{y}, %{fullData.name}: %{x:.2f} s<extra></extra>",
     )
     longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
-    figure.update_xaxes(title="seconds of decoding", range=[0, 1.15 * longest])
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(
-        margin={"t": 20, "b": 50}, legend={"traceorder": "reversed", "title": None}
+    return figure.update_layout(
+        xaxis={"title": "seconds of decoding", "range": [0, 1.15 * longest]},
+        yaxis={"autorange": "reversed", "automargin": True},
+        margin={"t": 20, "b": 50},
+        legend={"traceorder": "reversed", "title": None},
     )
-    return figure
 
 
 def by_prompt(rows: Sequence[Row]) -> Figure:
@@ -111,9 +111,12 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
     figure.add_scatter(x=ends, y=names, mode="lines", line=line, hoverinfo="skip", showlegend=False)
     figure.data = figure.data[::-1]  # the dots cover the lines
     figure.add_vline(1, line=EQUAL)
-    figure.update_xaxes(rangemode="tozero")
-    figure.update_yaxes(type="category", autorange="reversed", automargin=True)
-    return figure.update_layout(margin_t=12, legend_title=None)
+    return figure.update_layout(
+        xaxis={"rangemode": "tozero"},
+        yaxis={"type": "category", "autorange": "reversed", "automargin": True},
+        margin={"t": 12},
+        legend={"title": None},
+    )
 
 
 def by_task(report: BenchReport) -> Figure:
