@@ -13,16 +13,11 @@ class PrefixCache:
     gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
     target model's logits."""
 
-    def __init__(
-        self,
-        model: Model,
-        chunk: int = 1,
-        template_prefix: tuple[int, ...] = (),
-    ):
+    def __init__(self, model: Model, chunk: int = 1, template_prefix: tuple[int, ...] = ()):
         self.model = model
         self.chunk = chunk
         self.template_prefix = template_prefix
-        self._kept: dict[tuple[int, ...], tuple[KVSequence, Prompt | None]] = {}
+        self._texts: dict[tuple[int, ...], tuple[KVSequence, Prompt | None]] = {}
 
     def template_prefix_of(self, tokens: tuple[int, ...]) -> int:
         """The length of `template_prefix` if the prompt begins with it and is longer, else 0."""
@@ -31,15 +26,16 @@ class PrefixCache:
 
     def find(self, tokens: tuple[int, ...]) -> tuple[KVSequence, Prompt | None]:
         """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
-        if tokens in self._kept:
-            entry = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
-            return self.model.fork(entry[0], len(tokens)), entry[1]
+        if tokens in self._texts:
+            # The most recently used is last.
+            sequence, prompt = self._texts[tokens] = self._texts.pop(tokens)
+            return self.model.fork(sequence, len(tokens)), prompt
         prefix = self.template_prefix_of(tokens)
         # Prefill reads chunk + 1 tokens as one chunk, so the last two tokens are never reused.
-        most = prefix + max(len(tokens) - prefix - (self.chunk > 1) * 2, 0)
+        limit = max(len(tokens) - (2 if self.chunk > 1 else 0), prefix)
         best, reused = None, 0
-        for text, (sequence, _) in self._kept.items():
-            beyond = min(common(tokens, text), most) - prefix
+        for text, (sequence, _) in self._texts.items():
+            beyond = min(common(tokens, text), limit) - prefix
             shared = prefix + beyond // self.chunk * self.chunk
             if beyond >= 0 and shared > reused:
                 best, reused = sequence, shared
@@ -48,36 +44,36 @@ class PrefixCache:
     def keep(self, sequence: KVSequence, prompt: Prompt | None = None) -> None:
         """Keep the text of a sequence. From then on the cache owns the sequence."""
         text = tuple(sequence.tokens)
-        if text in self._kept or not text:
+        if text in self._texts or not text:
             sequence.release()
             return
         sequence.trim_blocks()
-        self._kept[text] = sequence, prompt
+        self._texts[text] = sequence, prompt
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
 
     def most_blocks(self, prompt: int, tokens: int) -> int:
-        """The most blocks that a request of `tokens` tokens can take, `prompt` of them in the
-        prompt. The prompt is kept for reuse; in a paged model the answer shares its whole
-        blocks."""
+        """The most blocks that a request of `tokens` tokens can take, `prompt` of them its prompt,
+        which is kept for reuse; in a paged model the answer shares the full blocks."""
         size = self.model.block_size
         shared = prompt // size if self.model.paged else 0
         return -(-prompt // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold. Safe to call from any thread."""
-        entries = list(self._kept.values())
-        return {block for sequence, _ in entries for block in list(sequence.blocks)}
+        texts = list(self._texts.values())
+        return {block for sequence, _ in texts for block in list(sequence.blocks)}
 
     def make_room(self, blocks: int, least: int = 0) -> None:
         """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep at least
         `least` texts. A shared block counts once for each text."""
-        used = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
-        while used > blocks and len(self._kept) > least:
-            sequence, _ = self._kept.pop(next(iter(self._kept)))
+        used = sum(len(sequence.blocks) for sequence, _ in self._texts.values())
+        while used > blocks and len(self._texts) > least:
+            sequence, _ = self._texts.pop(next(iter(self._texts)))
             used -= len(sequence.blocks)
             sequence.release()
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    most = min(len(left), len(right))
-    return next((index for index in range(most) if left[index] != right[index]), most)
+    """The length of the common beginning."""
+    length = min(len(left), len(right))
+    return next((index for index in range(length) if left[index] != right[index]), length)
