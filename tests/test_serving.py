@@ -44,19 +44,19 @@ def scripted(kind: type[ToySession] = ToySession) -> ToySession:
 
 
 @pytest.fixture(scope="module")
-def session():
-    with scripted() as session:
-        yield session
+def toy():
+    with scripted() as toy:
+        yield toy
 
 
 @pytest.fixture(scope="module")
-def encode(session):
-    return partial(session.loaded.tokenizer.encode, special=False, bos=True)
+def encode(toy):
+    return partial(toy.loaded.tokenizer.encode, special=False, bos=True)
 
 
 @pytest.fixture(scope="module")
-def server(session):
-    with served(session) as running:
+def server(toy):
+    with served(toy) as running:
         yield running
 
 
@@ -74,9 +74,16 @@ def complete(client):
     return partial(client.completions.create, model="Scripted-1")
 
 
-def prompt_of(session: ToySession) -> tuple[int, ...]:
+@pytest.fixture(scope="module")
+def complete_really(session):
+    """Asks the Llama-shaped pair."""
+    with served(session) as server:
+        yield partial(client_of(server).completions.create, model="tiny-llama")
+
+
+def prompt_of(toy: ToySession) -> tuple[int, ...]:
     """The latest."""
-    return session.questions[-1].prompt
+    return toy.questions[-1].prompt
 
 
 def chat(client, **more):
@@ -107,12 +114,12 @@ def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(clie
         client.models.retrieve("gpt-9")
 
 
-def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(client, session):
+def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(client, toy):
     drafting = {"speculative": {"drafter": "model", "draft_tokens": 1}}
     answer = chat(client, max_tokens=4, temperature=0, extra_body=drafting)
     choice, usage = answer.choices[0], answer.usage
     assert (choice.message.content, choice.finish_reason) == ("One ", "length")
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt_of(session)), 4)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt_of(toy)), 4)
     assert usage.total_tokens == usage.prompt_tokens + 4
     figures = answer.model_extra["speculative"]
     assert (figures["rounds"], figures["acceptance_rate"]) == (3, 1.0)
@@ -148,12 +155,12 @@ def test_a_stream_ends_with_the_trace_and_its_baseline_if_asked_for(client):
     assert text_of(chunks) == TEXT[:3], "the answer's text is in the stream once"
 
 
-def test_a_completion_goes_on_from_a_text_or_from_tokens(complete, session, encode):
+def test_a_completion_goes_on_from_a_text_or_from_tokens(complete, toy, encode):
     answer = complete(prompt="Hi there", max_tokens=2)
     assert answer.choices[0].text == TEXT[:2] and answer.object == "text_completion"
-    assert prompt_of(session) == tuple(encode("Hi there"))
+    assert prompt_of(toy) == tuple(encode("Hi there"))
     *chunks, last = complete(prompt=[5, 6, 7], max_tokens=3, stream=True)
-    assert prompt_of(session) == (5, 6, 7)
+    assert prompt_of(toy) == (5, 6, 7)
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT[:3]
     assert last.choices[0].finish_reason == "length"
 
@@ -161,14 +168,14 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(complete, session, enco
 # Several answers
 
 
-def test_prompts_of_a_list_are_answered_each_n_times_in_order(complete, session, encode):
+def test_prompts_of_a_list_are_answered_each_n_times_in_order(complete, toy, encode):
     for prompt in (["Hi", "Ho"], [encode("Hi"), encode("Ho")], ["Hi", encode("Ho")]):
-        begun = len(session.questions)
+        begun = len(toy.questions)
         options = {"prompt": prompt, "n": 2, "max_tokens": 3, "seed": 7}
         answer = complete(**options)
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
         assert {choice.text for choice in answer.choices} == {TEXT[:3]}
-        questions = sorted((q.prompt, q.settings.seed) for q in session.questions[begun:])
+        questions = sorted((q.prompt, q.settings.seed) for q in toy.questions[begun:])
         both = sorted(tuple(encode(text)) for text in ("Hi", "Ho"))
         assert questions == [(prompt, seed) for prompt in both for seed in (7, 8)]
         assert answer.usage.prompt_tokens == sum(map(len, both)), "each prompt counts once"
@@ -194,17 +201,30 @@ class Recording(ToySession):
 def test_the_first_answer_to_a_prompt_reads_it_and_half_the_places_are_left_to_others(
     options, answers
 ):
-    session = scripted(Recording)
-    session.target.fault = lambda batch: time.sleep(0.01)
-    with served(session, max_ongoing=4, max_waiting=4) as server:
+    toy = scripted(Recording)
+    toy.target.fault = lambda batch: time.sleep(0.01)
+    with served(toy, max_ongoing=4, max_waiting=4) as server:
         create = partial(client_of(server).completions.create, model="Scripted-1")
-        forwards = session.forwards
+        forwards = toy.forwards
         answer = create(**{"prompt": "a", "max_tokens": 2, **options})
         with pytest.raises(openai.RateLimitError):
             create(prompt=[*"abcdefghi"])
-    assert len(answer.choices) == len(session.begun) == answers
-    assert max(active for _, active in session.begun) == 1, "the limit is two, this one included"
-    assert "prompt" in options or all(made > forwards for made, _ in session.begun[1:])
+    assert len(answer.choices) == len(toy.begun) == answers
+    # The limit is two, this one included; one that has ended may still count.
+    assert max(active for _, active in toy.begun) <= 2
+    assert "prompt" in options or all(made > forwards for made, _ in toy.begun[1:])
+
+
+def test_several_answers_are_those_of_single_requests(complete_really):
+    both = ["Explain the difference between fission and fusion", "List five fruits."]
+    how = {"max_tokens": 12, "temperature": 1}
+    together = complete_really(prompt=both, n=2, seed=3, **how).choices
+    alone = [
+        complete_really(prompt=prompt, seed=seed, **how).choices[0].text
+        for prompt in both
+        for seed in (3, 4)
+    ]
+    assert [choice.text for choice in together] == alone
 
 
 # Log-probabilities and echoes
@@ -233,8 +253,8 @@ def test_a_chat_has_the_log_probabilities_of_its_tokens(client):
     assert stopped.message.content == read(stopped.logprobs) == "One "
 
 
-def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, session):
-    ids, tokenizer = [15, 1, 16], session.loaded.tokenizer
+def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, toy):
+    ids, tokenizer = [15, 1, 16], toy.loaded.tokenizer
     options = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
     [choice] = complete(**options).choices
     prompt, logprobs = tokenizer.decode(ids), choice.logprobs
@@ -256,30 +276,55 @@ def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, session
         assert short.usage.completion_tokens == count and short.usage.prompt_tokens == 3
 
 
-def test_an_answer_that_has_ended_waits_for_slower_ones(client, session, monkeypatch):
+def test_the_likelihood_of_an_echo_is_that_of_the_answer(complete_really):
+    how = {"temperature": 0, "logprobs": 2}
+    prompt = [5, 6, 7, 8]
+    made = complete_really(prompt=prompt, max_tokens=8, **how).choices[0].logprobs
+    trace = complete_really(
+        prompt=prompt, max_tokens=8, temperature=0, extra_body={"speculative": {"trace": True}}
+    ).model_extra["speculative"]["trace"]
+    answer = [
+        token["id"]
+        for round_ in trace["rounds"]
+        for token in [*filter(lambda t: t["accepted"], round_["drafted"]), round_["emitted"]]
+        if token
+    ]
+    echo = (
+        complete_really(prompt=prompt + answer, max_tokens=1, echo=True, **how).choices[0].logprobs
+    )
+    assert echo.token_logprobs[0] is None and len(echo.tokens) == len(prompt) + 9
+    assert echo.tokens[4:12] == made.tokens
+    assert echo.token_logprobs[4:12] == pytest.approx(made.token_logprobs, abs=0.05)
+    pairs = zip(made.top_logprobs, made.tokens, strict=True)
+    assert all(likely[text] == max(likely.values()) for likely, text in pairs), "it is greedy"
+
+
+def test_an_answer_that_has_ended_waits_for_slower_ones(client, toy, monkeypatch):
     monkeypatch.setattr("specdemo.server.backend.PING", 0.001)
-    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.02))
+    monkeypatch.setattr(toy.target, "fault", lambda batch: time.sleep(0.02))
     answer = chat(client, n=20, max_tokens=2)
     assert [choice.finish_reason for choice in answer.choices] == ["length"] * 20
 
 
-def test_a_prediction_is_tokenised_once_and_reaches_the_drafters(client, session):
-    tokens = tuple(session.loaded.tokenizer.encode("One two", special=False))
+def test_a_prediction_is_tokenised_once_and_drafted(client, toy):
+    tokens = tuple(toy.loaded.tokenizer.encode("One two", special=False))
     parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]
     for content in ("One two", parts):
-        chat(client, prediction={"type": "content", "content": content}, n=3)
-        predicted = [question.prediction for question in session.questions[-3:]]
+        options = {"prediction": {"type": "content", "content": content}, "n": 3}
+        answer = chat(client, extra_body={"speculative": {"drafter": "lookup"}}, **options)
+        assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
+        predicted = [question.prediction for question in toy.questions[-3:]]
         assert predicted == [tokens] * 3 and len(set(map(id, predicted))) == 1
 
 
-def test_limits_and_sampling_reach_the_engine(client, session):
+def test_limits_and_sampling_reach_the_engine(client, toy):
     extension = {"drafter": "lookup", "draft_tokens": 3, "temperature": 4}
     vllm = {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True}
     sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1}
     penalties = {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"17": -100}}
     more = {**vllm, "speculative": extension}
     chat(client, max_completion_tokens=5, **sampling, **penalties, extra_body=more)
-    options = session.questions[-1].settings
+    options = toy.questions[-1].settings
     assert (options.max_new_tokens, options.top_p, options.top_k) == (5, 0.9, 7)
     assert (options.seed, options.drafter, options.draft_tokens) == (2**63 - 1, "lookup", 3)
     assert {name: getattr(options, name) for name in vllm} == vllm
@@ -287,15 +332,12 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     assert options.logit_bias == ((17, -100),)
     assert options.temperature == 4, "a setting in the extension goes before the API's own"
     chat(client)
-    first = session.questions[-1].settings
+    first = toy.questions[-1].settings
     chat(client)
     assert (first.temperature, first.top_p, first.max_new_tokens) == (1.0, 1.0, 8)
-    assert session.questions[-1].settings.seed != first.seed, "without a seed answers vary"
+    assert toy.questions[-1].settings.seed != first.seed, "without a seed answers vary"
     chat(client, seed=-1, extra_body={"top_k": -1})
-    assert (
-        session.questions[-1].settings.seed != first.seed
-        and session.questions[-1].settings.top_k == 0
-    )
+    assert toy.questions[-1].settings.seed != first.seed and toy.questions[-1].settings.top_k == 0
 
 
 # Stop strings
@@ -305,13 +347,11 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     ("stop", "expected"),
     [("three", "One two "), ("o three", "One tw"), (["three", "two three"], "One ")],
 )
-def test_an_answer_and_decoding_end_with_a_stop_string(
-    client, session, monkeypatch, stop, expected
-):
-    monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.005))
-    before, options = session.forwards, {"temperature": 0, "extra_body": UNDRAFTED}
+def test_an_answer_and_decoding_end_with_a_stop_string(client, toy, monkeypatch, stop, expected):
+    monkeypatch.setattr(toy.target, "fault", lambda batch: time.sleep(0.005))
+    before, options = toy.forwards, {"temperature": 0, "extra_body": UNDRAFTED}
     answer = chat(client, max_tokens=300, stop=stop, **options).choices[0]
-    assert session.forwards - before < 150
+    assert toy.forwards - before < 150
     assert (answer.message.content, answer.finish_reason) == (expected, "stop")
     assert text_of(streamed(client, max_tokens=16, stop=stop)) == expected
     unfinished = streamed(client, max_tokens=12, stop="three fo")
@@ -321,18 +361,18 @@ def test_an_answer_and_decoding_end_with_a_stop_string(
 # Conversations
 
 
-def test_a_conversation_goes_through_the_chat_template(client, session, encode):
+def test_a_conversation_goes_through_the_chat_template(client, toy, encode):
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")]
     chat(client, messages=[{"role": role, "content": text} for role, text in turns], max_tokens=1)
     prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    assert prompt_of(session) == tuple(encode(prompt + "<|im_start|>assistant\n"))
+    assert prompt_of(toy) == tuple(encode(prompt + "<|im_start|>assistant\n"))
 
 
-def test_the_assistants_last_message_is_continued_where_asked_for(client, session):
+def test_the_assistants_last_message_is_continued_where_asked_for(client, toy):
     last = {"role": "assistant", "content": "One two"}
     options = {"continue_final_message": True, "add_generation_prompt": False}
     chat(client, messages=[*QUESTION, last], max_tokens=1, extra_body=options)
-    prompt = session.loaded.tokenizer.decode(prompt_of(session), special=True)
+    prompt = toy.loaded.tokenizer.decode(prompt_of(toy), special=True)
     assert prompt.endswith("<|im_start|>assistant\nOne two")
 
 
@@ -444,22 +484,22 @@ def test_every_error_has_the_apis_form(server, method, path, body, status):
 
 @pytest.mark.parametrize(("ask", "more"), [(streamed, {}), (chat, {}), (chat, {"n": 3})])
 def test_a_failure_inside_is_an_error_for_the_client_without_its_words(
-    server, session, monkeypatch, ask, more
+    server, toy, monkeypatch, ask, more
 ):
     def failing(question):
         yield next(events(question))
         raise RuntimeError("kernel panic in row 7")
 
-    events = session.ask
-    monkeypatch.setattr(session, "ask", failing)
+    events = toy.ask
+    monkeypatch.setattr(toy, "ask", failing)
     with pytest.raises(openai.APIError, match="had an error") as caught:
         ask(client_of(server), **more)  # the server closes the client's connection
     assert "kernel panic" not in str(caught.value), "what went wrong inside is for the log"
-    until(lambda: not session.activity.active)  # of several answers all end
+    until(lambda: not toy.activity.active)  # of several answers all end
 
 
-def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session):
-    with served(session, key="s3cret") as server:
+def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(toy):
+    with served(toy, key="s3cret") as server:
         for key in ("wrong", "s3cret2"):
             with pytest.raises(openai.AuthenticationError) as caught:
                 client_of(server, key).models.list()
@@ -477,15 +517,15 @@ def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session):
     assert options["properties"].keys() > {"messages", "temperature", "speculative"}
 
 
-def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session):
+def test_while_the_model_loads_requests_get_503_and_when_to_come_again(toy):
     go_on = threading.Event()
 
     def load(options, report):
         report("Downloading")
         go_on.wait(10)
-        return session
+        return toy
 
-    with served(session, load=load) as server:
+    with served(toy, load=load) as server:
         client, health = client_of(server), f"{server.url}/health"
         until(lambda: "Downloading" in httpx.get(health).text)
         assert httpx.get(health).status_code == 503
@@ -499,9 +539,9 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session):
 
 
 def test_a_model_found_damaged_fails_the_server_with_the_files_name(monkeypatch):
-    session, damaged = scripted(), DamagedModel("openvino_model.bin in target changed.")
-    monkeypatch.setattr(session, "ask", Mock(side_effect=damaged))
-    with served(session) as server:
+    toy, damaged = scripted(), DamagedModel("openvino_model.bin in target changed.")
+    monkeypatch.setattr(toy, "ask", Mock(side_effect=damaged))
+    with served(toy) as server:
         with pytest.raises(openai.InternalServerError, match="openvino_model.bin in target"):
             chat(client_of(server))
         health = httpx.get(f"{server.url}/health")
@@ -591,22 +631,22 @@ def test_a_body_holds_what_the_context_can_need(server, client):
 
 
 def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch):
-    session = scripted()
-    session.pause()
+    toy = scripted()
+    toy.pause()
     with (
-        served(session, max_ongoing=1, max_waiting=1) as server,
+        served(toy, max_ongoing=1, max_waiting=1) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         client = client_of(server)
         answers = [pool.submit(chat, client, max_tokens=2) for _ in range(2)]
-        until(lambda: len(session.questions) == 2)
+        until(lambda: len(toy.questions) == 2)
         with monkeypatch.context() as patch:
             patch.setattr(Tokenizer, "encode", Mock(side_effect=AssertionError))
             with pytest.raises(openai.RateLimitError, match="wait already"):
                 chat(client)
-        session.resume()
+        toy.resume()
         assert all(answer.result(10).choices for answer in answers)
-        monkeypatch.setattr(session, "ask", Mock(side_effect=Busy("The queue is full.")))
+        monkeypatch.setattr(toy, "ask", Mock(side_effect=Busy("The queue is full.")))
         for stream in (True, False):
             with pytest.raises(openai.RateLimitError) as caught:
                 chat(client, stream=stream)
@@ -618,31 +658,33 @@ def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch)
 
 
 def test_a_client_that_leaves_frees_its_place_within_a_round():
-    session = scripted()
-    session.target.fault = lambda batch: time.sleep(0.02)
+    toy = scripted()
+    gate = toy.target.gate
+    toy.target.fault = lambda batch: time.sleep(0.02)
     options = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 300, **UNDRAFTED}
-    with served(session) as server:
-        for waits, stream in product((True, False), repeat=2):
-            (session.pause if waits else session.resume)()
+    with served(toy) as server:
+        for number, (waits, stream) in enumerate(product((True, False), repeat=2), 1):
+            (gate.clear if waits else gate.set)()
             with (
                 suppress(httpx.ReadTimeout),
                 httpx.stream(
                     "POST",
                     f"{server.url}/v1/chat/completions",
                     json=options | {"stream": stream},
-                    timeout=0.3,
+                    timeout=1.0,
                 ) as response,
             ):
                 next(response.iter_lines())
-            until(session.questions[-1].stop.is_set)
-            at_leaving = session.forwards
-            session.resume()
-            until(lambda: session.activity.active == 0)
-            assert session.forwards - at_leaving <= 3, (waits, stream)
+            until(lambda number=number: len(toy.questions) == number)
+            until(toy.questions[-1].stop.is_set)
+            at_leaving = toy.forwards
+            gate.set()
+            until(lambda: toy.activity.active == 0)
+            assert toy.forwards - at_leaving <= 3, (waits, stream)
         until(lambda: not httpx.get(f"{server.url}/health").json()["in_flight"])
         metrics = httpx.get(f"{server.url}/metrics").text
     assert 'specdemo_requests_total{kind="answer",outcome="cancelled"} 4.0' in metrics
-    assert len(session.questions) == 4
+    assert len(toy.questions) == 4
 
 
 def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(monkeypatch):
@@ -650,9 +692,9 @@ def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(monkeypatc
         backend.close()
         raise Busy("The models have been closed.")
 
-    options, session = ServeOptions(max_new_tokens=8), scripted()
-    monkeypatch.setattr(session, "ask", close)
-    backend = LocalBackend(options, lambda *_: session)
+    options, toy = ServeOptions(max_new_tokens=8), scripted()
+    monkeypatch.setattr(toy, "ask", close)
+    backend = LocalBackend(options, lambda *_: toy)
     list(backend.states(options))
 
     async def answer():
