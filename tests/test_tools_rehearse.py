@@ -100,7 +100,14 @@ def test_every_dolly_smollm2_and_qwen3_pair_is_rehearsed_with_the_sizes_of_the_r
 
 def test_an_eagle_head_is_rehearsed_with_the_embedding_of_its_target(tmp_path):
     """Its rows read the target's states, so it can be timed only beside one."""
-    sizes = {"hidden": 64, "layers": 1, "heads": 4, "vocabulary": 500, "inner": 128, "kv_heads": 2}
+    sizes = {
+        "hidden": 64,
+        "layers": 1,
+        "attention_heads": 4,
+        "vocabulary": 500,
+        "inner": 128,
+        "kv_heads": 2,
+    }
     target, head = (
         Shape(**sizes, width=16),
         HeadShape(**sizes, width=16, embedding=False, tokens=np.arange(100)),

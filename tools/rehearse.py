@@ -59,8 +59,8 @@ def _neox(hidden: int, layers: int, heads: int, vocabulary: int) -> Shape:
 
 
 def _qwen3(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "inner": inner, "kv_heads": 8}
-    return sizes | {"vocabulary": 151_936, "width": 128, "rope_base": 1e6}
+    sizes = {"hidden": hidden, "layers": layers, "attention_heads": heads, "inner": inner}
+    return sizes | {"kv_heads": 8, "vocabulary": 151_936, "width": 128, "rope_base": 1e6}
 
 
 def _eagle(hidden: int, heads: int, inner: int) -> HeadShape:

@@ -81,7 +81,7 @@ def write_weights(target: Path, draft: Path) -> None:
     config = GPTNeoXConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
+        num_attention_heads=shape.attention_heads,
         intermediate_size=shape.inner,
         vocab_size=shape.vocabulary,
         eos_token_id=0,

@@ -191,13 +191,13 @@ def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
         tensor = replace(tensor, shape=tensor.shape[::-1], swapped=tensor.shape[1])
     if "attn_qkv" not in name:
         return {name: tensor}
-    if tensor.shape[0] != 3 * shape.heads * shape.width:
+    if tensor.shape[0] != 3 * shape.attention_heads * shape.width:
         raise ValueError("it has not the rows of all heads")
     rows = np.arange(tensor.shape[0])
     if shape.family.positions:
         parts = rows.reshape(3, -1)
     else:
-        parts = rows.reshape(shape.heads, 3, -1).swapaxes(0, 1).reshape(3, -1)
+        parts = rows.reshape(shape.attention_heads, 3, -1).swapaxes(0, 1).reshape(3, -1)
     return {
         name.replace("attn_qkv", f"attn_{letter}"): tensor.rows(part)
         for letter, part in zip("qkv", parts, strict=True)

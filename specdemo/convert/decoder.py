@@ -79,7 +79,7 @@ class Sizes(Configuration):
 
     hidden: Size = sized(1 << 18, "hidden_size", "n_embd")
     layers: Size = sized(512, "num_hidden_layers", "n_layer", "block_count")
-    heads: Size = sized(4096, "num_attention_heads", "n_head", "attention.head_count")
+    attention_heads: Size = sized(4096, "num_attention_heads", "n_head", "attention.head_count")
     kv_heads: Size = sized(4096, "num_key_value_heads", "attention.head_count_kv", default=0)
     width: Size = sized(1 << 16, "head_dim", "attention.key_length", default=0)
     inner: Size = sized(1 << 20, "intermediate_size", "n_inner", "feed_forward_length", default=0)
@@ -109,7 +109,7 @@ class Shape:
 
     hidden: int
     layers: int
-    heads: int
+    attention_heads: int
     vocabulary: int
     inner: int
     kv_heads: int
@@ -126,11 +126,12 @@ class Shape:
     def of(cls, sizes: Sizes, family: Family, source: Path, **further: Any) -> Self:
         """The shape of these `sizes`, with defaults as in transformers, and `further` fields.
         Raises BadInput, about `source`, for sizes that do not go together."""
-        kv_heads, width = sizes.kv_heads or sizes.heads, sizes.width or sizes.hidden // sizes.heads
+        heads = sizes.attention_heads
+        kv_heads, width = sizes.kv_heads or heads, sizes.width or sizes.hidden // heads
         shape = cls(
             hidden=sizes.hidden,
             layers=sizes.layers,
-            heads=sizes.heads,
+            attention_heads=heads,
             vocabulary=sizes.vocabulary,
             inner=sizes.inner or 4 * sizes.hidden,
             kv_heads=kv_heads,
@@ -140,9 +141,9 @@ class Shape:
             family=family,
             **further,
         )
-        if sizes.heads % kv_heads or shape.rotated < 2:
-            heads = f"{sizes.heads} heads of {width} values, {shape.rotated} of them rotated"
-            raise unusable(source, f"{heads}, and {kv_heads} heads of keys do not go together.")
+        if heads % kv_heads or shape.rotated < 2:
+            queries = f"{heads} heads of {width} values, {shape.rotated} of them rotated"
+            raise unusable(source, f"{queries}, and {kv_heads} heads of keys do not go together.")
         return shape
 
     @property
@@ -157,7 +158,7 @@ class Shape:
         """Bytes of the weight matrices, of 4 bits with scales. The embedding has at least 8 bits,
         the output matrix `output_bits`; one matrix may be both."""
         feed_forward = (2 if self.family.gelu else 3) * self.inner
-        attention = 2 * (self.heads + self.kv_heads) * self.width
+        attention = 2 * (self.attention_heads + self.kv_heads) * self.width
         matrices = [(self.layers * self.hidden * (attention + feed_forward), bits)]
         embedding, output = max(bits, 8), max(bits, output_bits)
         matrices.append((self.vocabulary * self.hidden, embedding))
@@ -267,7 +268,7 @@ class DecoderGraph:
         self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None
     ) -> ov.Node:
         shape, width = self._shape, self._shape.width
-        query = self._heads(f"blk.{index}.attn_q", state, shape.heads, rotary)
+        query = self._heads(f"blk.{index}.attn_q", state, shape.attention_heads, rotary)
         key = self._heads(f"blk.{index}.attn_k", state, shape.kv_heads, rotary)
         value = self._heads(f"blk.{index}.attn_v", state, shape.kv_heads)
         batch = ops.gather(ops.shape_of(self._inputs[self._text]), [0], 0)
@@ -286,19 +287,19 @@ class DecoderGraph:
             seen.append(self._repeated(joined, batch))
         attended = ops.scaled_dot_product_attention(query, *seen, mask)
         turned = ops.transpose(attended, [0, 2, 1, 3])
-        joined = ops.reshape(turned, [0, 0, shape.heads * width], True)
+        joined = ops.reshape(turned, [0, 0, shape.attention_heads * width], True)
         return self._linear(f"blk.{index}.attn_output", joined, shape.hidden)
 
     def _repeated(self, keys: ov.Node, batch: ov.Node) -> ov.Node:
         """Keys or values, repeated for the queries that share them, as paged attention expects."""
         shape = self._shape
-        if shape.kv_heads == shape.heads:
+        if shape.kv_heads == shape.attention_heads:
             return keys
         length = ops.gather(ops.shape_of(keys), [2], 0)
-        groups = np.array([shape.kv_heads, shape.heads // shape.kv_heads], np.int64)
+        groups = np.array([shape.kv_heads, shape.attention_heads // shape.kv_heads], np.int64)
         target = ops.concat([batch, groups, length, np.array([shape.width], np.int64)], 0)
         repeated = ops.broadcast(ops.unsqueeze(keys, 2), target, "BIDIRECTIONAL")
-        return ops.reshape(repeated, [0, shape.heads, -1, shape.width], True)
+        return ops.reshape(repeated, [0, shape.attention_heads, -1, shape.width], True)
 
     def _mask(self) -> ov.Node:
         """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""

@@ -123,7 +123,8 @@ class HeadShape(Shape):
         return tuple(id + (ids[0] == 1) for id in ids)
 
     def bytes(self, bits: int, output_bits: int = 8) -> int:
-        wider = (self.heads + 2 * self.kv_heads) * self.width + self.states * self.target_hidden
+        attention = (self.attention_heads + 2 * self.kv_heads) * self.width
+        wider = attention + self.states * self.target_hidden
         embedding = self.vocabulary * max(bits, 8) if self.embedding else 0
         further = (wider * bits + len(self.tokens) * max(bits, output_bits) + embedding) // 8
         return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * further

@@ -219,7 +219,7 @@ def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
     sizes = GgufSizes.of(metadata, file.path)
     tied, family = "output.weight" not in tensors, with_biases(family, tensors)
     shape = Shape.of(sizes, family, file.path, rope_base=sizes.rope_base, tied=tied)
-    if query.shape[0] != shape.heads * shape.width or shape.width % 2:
+    if query.shape[0] != shape.attention_heads * shape.width or shape.width % 2:
         raise BadInput(f"{file.path.name} is damaged: its heads do not go with its tensors.")
     return sizes, shape
 
@@ -244,7 +244,7 @@ def _rope_factors(
 def _unpermute(tensors: dict[str, Tensor], shape: Shape, name: str) -> None:
     """Put the two halves of each query and key one after the other, in place: Llama's files have
     them interleaved."""
-    for matrix, heads in (("attn_q", shape.heads), ("attn_k", shape.kv_heads)):
+    for matrix, heads in (("attn_q", shape.attention_heads), ("attn_k", shape.kv_heads)):
         pairs = np.arange(heads * shape.width).reshape(-1, shape.width // 2, 2)
         order = pairs.swapaxes(1, 2).reshape(-1)
         for key, tensor in tensors.items():

@@ -125,7 +125,7 @@ class HeadNetwork:
         return hits
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
-    def wanted(self, states: np.ndarray) -> torch.Tensor:
+    def target_probabilities(self, states: np.ndarray) -> torch.Tensor:
         """The target's probabilities of the frequent tokens to the power SHARPNESS, [n, V'], from
         rows of `Rows.states`; normalised with all other tokens as one, which has the rest."""
         rows = torch.from_numpy(states).to(self.device)
@@ -197,8 +197,8 @@ def train(
     steps, seconds = 0, 0.0
     if checkpoint.is_file():
         stored = torch.load(checkpoint, map_location=head.device)
-        kept = parameters + averages + optimizer.momenta
-        for tensor, value in zip(kept, stored["weights"], strict=True):
+        restored = parameters + averages + optimizer.momenta
+        for tensor, value in zip(restored, stored["weights"], strict=True):
             tensor.data.copy_(value)
         steps, seconds = stored["progress"]
 
@@ -216,8 +216,8 @@ def train(
             bar.update(done - bar.n)
             before = time.monotonic()
             rng = np.random.default_rng(steps)
-            places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
-            loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
+            chosen = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
+            loss, agreement = _loss(head, rows, np.sort(starts[chosen]), rng)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step(LEARNING_RATE * _rate_share(steps, done))
@@ -318,7 +318,7 @@ def _loss(
         weights = LATER ** (depth - 1) * inside
         if depth > 1:
             weights = weights * rows.weights[ahead]
-        losses = Distance.apply(head.wanted(rows.states[ahead]), SHARPNESS * logits)
+        losses = Distance.apply(head.target_probabilities(rows.states[ahead]), SHARPNESS * logits)
         mean_weights = torch.from_numpy((weights / count).astype(np.float32)).to(head.device)
         loss = loss + losses @ mean_weights
         right = head.right(logits, rows.tokens[ahead])
