@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from specdemo.engine.messages import Round
+from specdemo.engine.messages import Round, Source
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.runs.question import Event as SessionEvent
@@ -42,7 +42,16 @@ DRAFTERS: dict[Drafter, str] = {
     "auto": "whichever pays",
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
-SOURCES = {"head": "draft head", "eagle3": "EAGLE-3 head", "model": "draft model"}
+SOURCES: dict[Source, str] = {
+    "model": "draft model",
+    "head": "draft head",
+    "eagle3": "EAGLE-3 head",
+    "lookup": "n-gram lookup",
+    "prediction": "predicted text",
+    "ngrams": "n-gram table",
+    "grammar": "grammar",
+}
+"""The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
 DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
 
 
@@ -179,15 +188,14 @@ def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
         shown = traces[(len(traces) - 1) // 2]
         figures = summarize(shown)
         sources = Counter(token.source for round_ in shown.rounds for token in round_.drafted)
-        own = [SOURCES[source] for source, _ in sources.most_common() if source in SOURCES]
+        own = [source for source, _ in sources.most_common() if source in [*SOURCES][:3]]
         begin = shown.rounds[0].shown_at
         medians.append(
             {
-                "name": DRAFTERS[way] or (own[0] if own else "draft"),
+                "name": DRAFTERS[way] or (SOURCES[own[0]] if own else "draft"),
                 "times": [round_.shown_at - begin for round_ in shown.rounds],
                 "tokens": list(accumulate(len(round_.tokens) for round_ in shown.rounds)),
                 "runs": [summarize(trace).decode_seconds for trace in traces],
-                "counted": not shown.disturbed,
                 "acceptance_rate": figures.acceptance_rate,
                 "seconds": figures.decode_seconds,
             }

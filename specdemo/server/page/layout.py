@@ -72,8 +72,6 @@ class Page:
     assets: Assets
     menu: ModelMenu
     head: str
-    title: str = TITLE
-    idea: str = IDEA
 
 
 def build(
@@ -126,7 +124,7 @@ def _head(assets: Assets) -> str:
     root = f"./page/{assets.digest}/"
     recorded = [(name, recorded_name(trace)) for name, trace in assets.races.items()]
     scripts = [name for name in assets.files if name.endswith(".js")]
-    data = {"races": recorded, "benchmark": benchmark.recorded(), "ways": events.DRAFTERS}
+    data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": events.SOURCES}
     page = json.dumps(data).replace("<", "\\u003c")
     links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
     return f"""<meta name="description" content="{IDEA}">

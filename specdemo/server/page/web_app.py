@@ -19,7 +19,7 @@ from specdemo.host.turns import ShortestFirst
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.assets import KINDS
-from specdemo.server.page.layout import Page
+from specdemo.server.page.layout import IDEA, TITLE, Page
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
 from specdemo.server.page.service import Service, visitor_of
 
@@ -112,7 +112,7 @@ def _add_files(app: FastAPI, page: Page) -> None:
         gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
         document = gradios(request, None).body.decode()
         image = f"{request.base_url}page/{assets.digest}/card.png"
-        card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
+        card = CARD.format(title=TITLE, idea=IDEA, image=html.escape(image))
         document = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", document)
         # Plotly would put the address into its drawings, which are lost when it changes.
         document = re.sub(r'<base href="./"[^>]*>', "", document)

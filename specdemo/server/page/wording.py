@@ -208,7 +208,8 @@ def model_line(info: PairInfo) -> str:
         billions = float(number) / (1 if unit == "billion" else 1000)
         words += next((note for most, note in EXPECTED.items() if billions < most), "")
     draft = info.draft or "n-gram lookup (no draft model)"
-    return f"{words}. Drafts by {draft}. Measured here are time and identity, not wisdom"
+    measured = "We measure speed and whether the answers match, not whether they are right"
+    return f"{words}. Drafts by {draft}. {measured}"
 
 
 def queue_place(waiting: Waiting) -> str:

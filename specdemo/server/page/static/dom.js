@@ -6,6 +6,9 @@ export const make = (tag, cls, ...content) => {
   return node;
 };
 
+export const button = (label, onclick, more) => (
+  Object.assign(make("button", "", label), { type: "button", onclick, ...more }));
+
 export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };

@@ -1,6 +1,6 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
 import { curvesOf } from "./chart.js";
-import { make } from "./dom.js";
+import { button, make } from "./dom.js";
 import { Benchmark } from "./benchmark.js";
 import { RaceView } from "./race.js";
 import { asset, failure, openRun, stream } from "./server.js";
@@ -11,9 +11,7 @@ const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
 const specdemo = window.specdemo, visits = [];
 let race = null, walk = null, query = [], differing = [];
 
-const receive = (message) => {
-  race.receive(typeof message === "string" ? JSON.parse(message) : message);
-};
+const receive = (message) => race.receive(message);
 const values = () => Object.fromEntries(query);
 const running = () => document.documentElement.classList.contains("sd-running");
 
@@ -30,16 +28,6 @@ const address = () => {
 const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
   .find((tab) => tab.textContent.trim().toLowerCase() === name?.toLowerCase())?.click();
 
-/* A button for the list of this visit's races. */
-const button = (cls, label, title, act) => {
-  const node = make("button", cls, label);
-  node.type = "button";
-  node.title = title;
-  if (cls) node.ariaLabel = title;
-  node.onclick = act;
-  return node;
-};
-
 const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
   const counted = verdict.races?.filter((one) => one.counted).map((one) => one.speedup) ?? [];
@@ -47,10 +35,10 @@ const addRun = (message) => {
   const result = counted.length ? `${trace.summary.speedup.toFixed(2)} times (${ends.join(" to ")})` : verdict.headline;
   const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
   const title = `${trace.instruction.slice(0, 200)}: ${result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
-  const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }];
+  const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }], lay = `Lay over the chart: ${title}`;
   visits.push(make("li", "",
-    button("", `${name}: ${result}`, title, () => receive({ ...message, phase: "opened" })),
-    button("sd-lay", "+", `Lay over the chart: ${title}`, () => race.overlay(curves))));
+    button(`${name}: ${result}`, () => receive({ ...message, phase: "opened" }), { title }),
+    button("+", () => race.overlay(curves), { className: "sd-lay", title: lay, ariaLabel: lay })));
   race.find(".sd-visit-list").append(visits.at(-1));
   if (visits.length > MOST_VISITS) visits.shift().remove();
 };
@@ -125,10 +113,10 @@ export const settings = (inputs, present) => {
   differing = changed.map(({ name, value }) => [name, value]);
   const changes = changed.filter(({ label, name }) => label && name !== "json_schema")
     .map(({ label, value }) => `${label.toLowerCase()} ${value}`);
-  const button = document.querySelector("#sd-settings button");
-  const note = button?.querySelector(".sd-differ") ?? make("span", "sd-differ");
+  const title = document.querySelector("#sd-settings button");
+  const note = title?.querySelector(".sd-differ") ?? make("span", "sd-differ");
   note.textContent = changes.join(", ");
-  button?.firstElementChild.after(note);
+  title?.firstElementChild.after(note);
   document.documentElement.classList.toggle("sd-as-json", !!values().json_schema);
   clearTimeout(settings.timer);
   settings.timer = setTimeout(address, 500);

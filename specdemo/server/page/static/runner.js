@@ -12,12 +12,7 @@ const KIND_WORDS = {
   first: "the first token, by the target model",
   plain: "the target model's own: nothing was guessed",
 };
-export const SOURCES = new Map(Object.entries({
-  model: "draft model", head: "draft head", eagle3: "EAGLE-3 head", lookup: "n-gram lookup",
-  prediction: "predicted text",
-  ngrams: "n-gram table",
-  grammar: "grammar",
-}));
+export const SOURCES = new Map(Object.entries(window.specdemo.known.sources));
 const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
 const STEPS = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,

@@ -1,6 +1,6 @@
 /* "Guess, check, keep": one round of the run on show as a picture above the page, and the run as a
    walk of five stations. */
-import { factor, make, milliseconds, say, seconds, visible } from "./dom.js";
+import { button, factor, make, milliseconds, say, seconds, visible } from "./dom.js";
 import { roundWords } from "./player.js";
 
 /* A round that shows most: tokens accepted and one put right, else any with a draft. */
@@ -100,12 +100,8 @@ export class Walk {
       this.place = Math.max(0, Math.min(STATIONS.length - 1, place));
       this.draw();
     };
-    this.find("stations").append(...STATIONS.map((name, place) => {
-      const button = make("button", "", `${place + 1} ${name}`);
-      button.type = "button";
-      button.onclick = () => go(place);
-      return make("li", "", button);
-    }));
+    this.find("stations").append(...STATIONS.map((name, place) => (
+      make("li", "", button(`${place + 1} ${name}`, () => go(place))))));
     this.find("walk-back").onclick = () => go(this.place - 1);
     this.find("walk-next").onclick = () => go(this.place + 1);
     this.find("watch").onclick = () => watch(Math.max(0, tellingRound(this.race.trace)));
@@ -124,8 +120,8 @@ export class Walk {
     this.find("ask-it").hidden = !last;
     this.find("watch").hidden = tellingRound(race.trace) < 0;
     say(this.find("walk-place"), `Station ${this.place + 1} of ${STATIONS.length}`);
-    [...this.find("stations").querySelectorAll("button")].forEach((button, place) => {
-      button.ariaCurrent = place === this.place ? "step" : null;
+    this.find("stations").querySelectorAll("button").forEach((node, place) => {
+      node.ariaCurrent = place === this.place ? "step" : null;
     });
   }
 }
