@@ -18,7 +18,7 @@ from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
+from specdemo.runs.trace import as_json, combined, summarize
 from specdemo.server.page.events import message
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Item(RacedPrompt):
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
         row = super().row
-        row["speedups"] = [speedup for speedup in map(_speedup, self.traces) if speedup]
+        row["speedups"] = list(filter(None, (summarize(race).speedup for race in self.traces)))
         row["max_new_tokens"] = limit
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
@@ -57,6 +57,10 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
     items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
     turns: list[float] = []
+
+    def told(phase: str, note: str) -> str:
+        return message(phase, note, **shown(report(session.info, settings, items, turns)))
+
     until = time.monotonic() + SECONDS
     while not turns or time.monotonic() < until:
         for number, item in enumerate(items):
@@ -65,66 +69,53 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
             race = replace(question, prompt=item.prompt.instruction, baseline=True)
             trace = trace_of(session.ask(replace(race, settings=item.settings)))
             if trace.identical is None:
-                yield message("stopped", "Stopped.", **report(session.info, settings, items, turns))
+                yield told("stopped", "Stopped.")
                 return
             item.traces.append(trace)
-            yield message("benchmark", name, **report(session.info, settings, items, turns))
-        turns.append(_total([summarize(item.traces[-1]) for item in items if not item.paper]))
+            yield told("benchmark", name)
+        last = (summarize(item.traces[-1]) for item in items if not item.paper)
+        turns.append(combined(last).speedup or 1.0)
         if len(turns) >= LEAST_TURNS and max(turns) - min(turns) <= NARROW * median(turns):
             break
-    yield message("done", "Finished.", **report(session.info, settings, items, turns))
-
-
-def _speedup(trace: Trace) -> float | None:
-    return summarize(trace).speedup
-
-
-def _total(figures: list[Summary]) -> float:
-    return combined(figures).speedup or 1.0
+    yield told("done", "Finished.")
 
 
 def report(
     pair: PairInfo, settings: Settings, items: list[Item], turns: list[float]
 ) -> dict[str, Any]:
-    """The `report` of the races so far, in the words of `bench`, and what is shown of it."""
-    raced = [item for item in items if item.traces and _speedup(item.traces[-1])]
-    rows = [item.row for item in raced]
-    own = [item for item in raced if not item.paper]
-    paper = [item for item in raced if item.paper]
-    whole = {
+    """The report of the races so far, in the words of `bench`."""
+    raced = [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
+    made = {
         **vars(ReportHeader(pair=pair, settings=settings)),
-        "rows": rows,
-        "lengths": by_length(paper),
+        "rows": [item.row for item in raced],
+        "lengths": by_length([item for item in raced if item.paper]),
         "turns": turns,
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
-    if own:
-        whole["summary"] = summary_of(own)
-    whole = json.loads(as_json(whole))
-    return shown(whole, charts_of(whole))
+    if prompts := [item for item in raced if not item.paper]:
+        made["summary"] = summary_of(prompts)
+    return dict(json.loads(as_json(made)))
 
 
-def charts_of(whole: dict[str, Any]) -> list[dict[str, Any]]:
-    charts = [wall_clock(whole["lengths"])] if whole["lengths"] else []
-    charts += [by_prompt(whole["rows"])] if whole["rows"] else []
-    return list(map(as_data, charts))
-
-
-def shown(whole: dict[str, Any], charts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The charts and the sentence of a report, and the report itself."""
-    turns, pair = whole.get("turns") or [], whole["pair"]
-    sentence = f"{pair['target']}, draft: {pair['draft'] or 'n-gram lookup'}, on {whole['machine']}"
+def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The sentence of a report, its `charts` (drawn if they are not given), and the report."""
+    turns, pair = report.get("turns"), report["pair"]
+    draft = pair["draft"] or "n-gram lookup"
+    sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}."
     if turns:
         ends = f"{min(turns):.2f} to {max(turns):.2f}"
         sentence = f"{median(turns):.2f} times as fast ({ends} in {len(turns)} turns). {sentence}"
-    return {"sentence": sentence + ".", "charts": charts, "report": whole}
+    if charts is None:
+        drawn = [wall_clock(report["lengths"])] if report["lengths"] else []
+        drawn += [by_prompt(report["rows"])] if report["rows"] else []
+        charts = [as_data(chart) for chart in drawn]
+    return {"sentence": sentence, "charts": charts, "report": report}
 
 
 def recorded() -> dict[str, Any]:
     """What is shown before a benchmark is run."""
-    whole = json.loads(RECORDED.read_text("utf-8"))
-    charts = whole.pop("charts")
-    parts = shown(whole, charts)
-    day = whole["details"]["created"][:10]
-    parts["sentence"] = f"Recorded {day}, commit {whole['commit']}: {parts['sentence']}"
+    report = json.loads(RECORDED.read_text("utf-8"))
+    parts = shown(report, report.pop("charts"))
+    day = report["details"]["created"][:10]
+    parts["sentence"] = f"Recorded {day}, commit {report['commit']}: {parts['sentence']}"
     return parts

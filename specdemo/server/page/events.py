@@ -188,11 +188,11 @@ def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
         shown = traces[(len(traces) - 1) // 2]
         figures = summarize(shown)
         sources = Counter(token.source for round_ in shown.rounds for token in round_.drafted)
-        own = [source for source, _ in sources.most_common() if source in [*SOURCES][:3]]
+        models = [source for source, _ in sources.most_common() if source in [*SOURCES][:3]]
         begin = shown.rounds[0].shown_at
         medians.append(
             {
-                "name": DRAFTERS[way] or (SOURCES[own[0]] if own else "draft"),
+                "name": DRAFTERS[way] or (SOURCES[models[0]] if models else "draft"),
                 "times": [round_.shown_at - begin for round_ in shown.rounds],
                 "tokens": list(accumulate(len(round_.tokens) for round_ in shown.rounds)),
                 "runs": [summarize(trace).decode_seconds for trace in traces],

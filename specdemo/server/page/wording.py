@@ -71,11 +71,11 @@ def _headline(trace: Trace) -> tuple[str, str]:
     result = trace.verdict
     if result is None:
         return "unclear", "Not counted"
-    least, most = (round(end, 2) for end in result.range)
+    slowest, fastest = (round(speedup, 2) for speedup in result.range)
     alike = result.races == 1 and abs(result.speedup - 1) <= NOTICEABLE
-    if not alike and least > 1:
+    if not alike and slowest > 1:
         return "faster", f"{result.speedup:.2f} times faster"
-    if not alike and most < 1:
+    if not alike and fastest < 1:
         return "slower", f"{1 / result.speedup:.2f} times slower"
     return "unclear", "No clear difference"
 
@@ -92,8 +92,8 @@ def _pace(trace: Trace) -> str:
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
     if result and result.races > 1:
-        least, most = result.range
-        words += f"; {least:.2f} to {most:.2f} times as fast in {result.races} races"
+        slowest, fastest = result.range
+        words += f"; {slowest:.2f} to {fastest:.2f} times as fast in {result.races} races"
     return words
 
 
@@ -206,10 +206,9 @@ def model_line(info: PairInfo) -> str:
         number, unit = size[1], {"b": "billion", "m": "million"}[size[2].lower()]
         words += f", {number} {unit} weights"
         billions = float(number) / (1 if unit == "billion" else 1000)
-        words += next((note for most, note in EXPECTED.items() if billions < most), "")
+        words += next((note for limit, note in EXPECTED.items() if billions < limit), "")
     draft = info.draft or "n-gram lookup (no draft model)"
-    measured = "We measure speed and whether the answers match, not whether they are right"
-    return f"{words}. Drafts by {draft}. {measured}"
+    return f"{words}. Drafts by {draft}. We measure speed and whether answers match, not truth"
 
 
 def queue_place(waiting: Waiting) -> str:
