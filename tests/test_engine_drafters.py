@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from toy import logits_of, sequence
 
 from specdemo.engine.cost_model import CostModel
+from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
-from specdemo.engine.drafts.lookup import (
-    DOUBT,
-    LEAST_LOGIT,
-    MOST_LOGIT,
-    ORDERS,
-    RECENCY,
-    LookupDrafter,
-)
+from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
 from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import Policy
@@ -36,25 +30,19 @@ def lookup_after(text):
     return lookup
 
 
-def looked_up(text, limit=1):
-    lookup, text = lookup_after(text), list(text)
-    begin = len(text)
-    while len(text) < begin + limit and (guess := lookup.guess(text)) is not None:
-        text.append(guess[0])
-    return text[begin:]
-
-
-def test_lookup_proposes_what_followed_the_longest_repeated_ending():
-    text = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
-    assert looked_up(text, 3) == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
-    assert looked_up([*text, 50], 3) == []
-
-
-def test_lookup_goes_on_from_a_token_of_another_source():
-    text = [1, 2, 3, 7, 8, 9, 1]
+@pytest.mark.parametrize(
+    ("text", "drafted", "tokens"),
+    [
+        # "1 2 3" matches longer than the later "2 3".
+        ([1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3], [[], [4], [4, 9], [50]], [4, 9, 2, None]),
+        # It goes on from tokens of another source.
+        ([1, 2, 3, 7, 8, 9, 1], [[], [7], [7, 8]], [2, 8, 9]),
+    ],
+)
+def test_lookup_proposes_what_followed_the_longest_repeated_ending(text, drafted, tokens):
     lookup = lookup_after(text)
-    guesses = [lookup.guess([*text, *drafted])[0] for drafted in ([], [7], [7, 8])]
-    assert guesses == [2, 8, 9]
+    guesses = [lookup.guess([*text, *after]) for after in drafted]
+    assert [guess and guess[0] for guess in guesses] == tokens
 
 
 def test_a_draft_model_proposes_nothing_beyond_its_context():
@@ -99,12 +87,11 @@ def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
             assert guess is None
             continue
         token, confidence = guess
-        logit = LEAST_LOGIT + confidence * (MOST_LOGIT - LEAST_LOGIT)
         best = max(chances.values())
         assert chances[token] == pytest.approx(best, abs=0.01)
+        logit = np.interp(confidence, [0, 1], [ngrams.LEAST_LOGIT, ngrams.MOST_LOGIT])
         assert 0 < confidence <= 1
-        if confidence < 1:
-            assert 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
+        assert confidence == 1 or 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
 
 
 def blended(text):

@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
@@ -241,7 +242,7 @@ class ToyHead(ToyModel):
 class Permuted:
     """A Translation of a vocabulary in which token t + 1 stands for the target's t."""
 
-    def __init__(self, vocabulary: int = VOCABULARY):
+    def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
 
     def read(self, context: list[int]) -> list[int]:
@@ -264,7 +265,7 @@ def source(name: str, model: ToyModel | None = None) -> DraftSource:
         case "eagle3":
             return EagleSource(model, model.head_tokens)
         case "translated":
-            return TranslatedSource(model, 0, Permuted)
+            return TranslatedSource(model, 0, partial(Permuted, model.vocabulary_size))
     return ModelSource(model)
 
 
