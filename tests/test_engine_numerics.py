@@ -85,10 +85,10 @@ def test_a_token_by_itself_differs_by_no_more_than_the_guard_allows(measured):
     model, invariance = measured
     apart = np.abs(in_pieces(model, 1, 32, unpadded=True) - in_pieces(model, 4, 32)).max()
     if invariance.one_token == 0:
-        assert apart == 0 and invariance.guard is None and model.least_tokens == 1
+        assert apart == 0 and invariance.guard is None and model.min_tokens == 1
     elif invariance.tokens:
         allowed = max(profile.GUARD_FACTOR * invariance.one_token, profile.MIN_GUARD)
-        assert apart <= allowed / 2 and model.least_tokens == 2
+        assert apart <= allowed / 2 and model.min_tokens == 2
 
 
 def test_what_is_measured_does_not_depend_on_the_costs_of_the_moment(measured, monkeypatch):
@@ -175,7 +175,7 @@ def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, invariance = numerics.open_target(PairFiles(tiny_llama_pair.target), CORE)
     assert invariance.tokens >= numerics.USEFUL_TOKENS
     assert invariance.threads == model.threads > 0
-    assert model.least_tokens == invariance.least_tokens
+    assert model.min_tokens == invariance.min_tokens
 
 
 def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
@@ -185,7 +185,7 @@ def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkey
 
 
 @pytest.mark.parametrize(
-    ("invariance", "least", "guard", "text"),
+    ("invariance", "tokens", "guard", "text"),
     [
         (Invariance(64, 0.0, 2, True), 1, None, "on 2 threads forwards of 1 to 64 tokens"),
         (Invariance(64, 4e-5, 2, True), 2, 1e-3, "differs by up to 4e-05: near"),
@@ -194,7 +194,7 @@ def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkey
         (Invariance(0, 0.5, 8), 1, None, "depend on how many tokens run together"),
     ],
 )
-def test_an_invariance_decides_padding_guard_and_its_text(invariance, least, guard, text):
-    assert invariance.least_tokens == least
+def test_an_invariance_decides_padding_guard_and_its_text(invariance, tokens, guard, text):
+    assert invariance.min_tokens == tokens
     assert invariance.guard == (guard and pytest.approx(guard))
     assert text in str(invariance)

@@ -62,7 +62,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
     @stateful.initialize(tokens=st.integers(1, 3))
     def begin(self, tokens):
-        self.model.least_tokens = tokens
+        self.model.min_tokens = tokens
         self.texts: dict[KVSequence, list[int]] = {self.model.new_sequence(): []}
 
     def drawn(self, data) -> tuple[KVSequence, int]:
@@ -113,7 +113,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         assert all(sequence.tokens == text for sequence, text in self.texts.items())
 
     def teardown(self):
-        self.model.least_tokens = 1
+        self.model.min_tokens = 1
         for sequence in self.texts:
             sequence.release()
         assert self.model.pool.used == 0

@@ -76,7 +76,7 @@ def submit(scheduler, models, prompt=(1, 2, 3), new=20, draft=0, first=False, **
 
 
 def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(scheduler, shared):
-    shared["target"].least_tokens = 4
+    shared["target"].min_tokens = 4
     sequence, replies = shared["target"].new_sequence(), []
 
     def work():

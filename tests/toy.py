@@ -55,7 +55,7 @@ class ToyModel:
         self.block_size = BLOCK
         self.pool = BlockPool(limit or 4096)
         self.vocabulary_size = HASHED_VOCABULARY if table is None else table.shape[1]
-        self.least_tokens = 1
+        self.min_tokens = 1
         self.seconds = 0.0
         self.size = 0
         self.costs = CostModel()
@@ -79,7 +79,7 @@ class ToyModel:
             length, blocks = len(run.sequence.tokens) + len(run.tokens), run.sequence.blocks
             blocks += run.sequence._pool.take(max(-(-length // BLOCK) - len(blocks), 0))
         self.batches.append([len(run.tokens) for run in batch])
-        self.size = max(sum(self.batches[-1]), self.least_tokens)
+        self.size = max(sum(self.batches[-1]), self.min_tokens)
         self._last = [self._run(run) for run in batch]
         return list(self._last)
 

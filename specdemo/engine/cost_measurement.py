@@ -66,7 +66,7 @@ def learn_costs(
             steady[size] = min(steady[size], (yield from _steady(forward, size)))
         if fixed:  # the dynamic instance has this size for one forward only
             steady[LARGEST] = near.changed[LARGEST]
-        if model.least_tokens > 1 and not guarded:
+        if model.min_tokens > 1 and not guarded:
             steady[1] = min(steady[size] for size in sizes if size > 1)
         while (missing := FAR_CONTEXT - sequence.length) > 0:
             model.forward([Run(sequence, [1] * min(PREFILL_CHUNK, missing), 1)])

@@ -122,7 +122,7 @@ class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
     `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs without padding, also where the model pads (`least_tokens`).
+    `unpadded` runs without padding, also where the model pads (`min_tokens`).
 
     An EAGLE-3 head reads for each token the target's `states` (float32 [tokens, S]), or `chained`
     (float32 [tokens, H]), its own of the token before. A draft head reads one token a run, always
@@ -250,13 +250,13 @@ class Translation(Protocol):
 
 class Model(Runner, Protocol):
     """A decoder with a KV cache: `paged.PagedModel`, which describes the methods,
-    `torch_model.TorchModel`, or a test's toy. `least_tokens` may be raised: shorter forwards are
+    `torch_model.TorchModel`, or a test's toy. `min_tokens` may be raised: shorter forwards are
     padded. Each step of `compiling` prepares what makes later forwards faster. Forks of a `paged`
     one share cache blocks, and it can give states to a draft head."""
 
     settings: ModelSettings
     threads: int
-    least_tokens: int
+    min_tokens: int
     paged: bool
     pool: BlockPool
     block_size: int

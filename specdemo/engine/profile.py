@@ -28,8 +28,8 @@ class Invariance:
         return guard if self.tokens and self.one_token and guard <= MAX_GUARD else None
 
     @property
-    def least_tokens(self) -> int:
-        """The least tokens of a forward; shorter ones are padded, so that all round alike."""
+    def min_tokens(self) -> int:
+        """Shorter forwards are padded to as many tokens, so that all round alike."""
         return 2 if self.tokens and self.one_token else 1
 
     @property
@@ -41,7 +41,7 @@ class Invariance:
         text = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
             return text + "logits depend on how many tokens run together"
-        sizes = f"{self.least_tokens} to {self.tokens}"
+        sizes = f"{self.min_tokens} to {self.tokens}"
         text += f"forwards of {sizes} tokens give bitwise equal logits"
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"

@@ -127,7 +127,7 @@ def open_target(
                 invariance.guard or not invariance.one_token
             ):
                 break
-    model.least_tokens = invariance.least_tokens
+    model.min_tokens = invariance.min_tokens
     return model, invariance
 
 
@@ -144,16 +144,16 @@ def fixed_shapes(
 
 def measure_invariance(model: Model) -> Invariance:
     """Compare the logits of a made-up text between forwards of all sizes, bitwise. Takes a second,
-    with billions of weights about ten. Sets `model.least_tokens` to what was found."""
+    with billions of weights about ten. Sets `model.min_tokens` to what was found."""
     size = CONTEXT + max(CHECKED_SIZES)
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, size).tolist()
     tokens = text[CONTEXT:]
     with model.new_sequence() as context:
-        model.least_tokens = 1
+        model.min_tokens = 1
         model.forward([Run(context, text[:CONTEXT], 1)])
         equal, one_token = _equal_sizes(model, context, tokens)
         invariance = Invariance(equal, one_token, model.threads)
-        model.least_tokens = invariance.least_tokens
+        model.min_tokens = invariance.min_tokens
         merging = equal > 0 and _can_merge(model, context, tokens, equal)
         chunks = equal > PREFILL_CHUNK and _equal_chunks(model, context, tokens)
         return replace(invariance, merging=merging, chunks=chunks)

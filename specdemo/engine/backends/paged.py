@@ -107,7 +107,7 @@ class PagedModel:
     """A decoder IR (stateful, with SDPA) with its own paged KV cache. Raises ModelError.
 
     Every forward ends with an empty sub-sequence, so that the plugin always takes the same
-    attention kernel (docs/reference/numerics.md). Forwards are padded to `least_tokens`, and
+    attention kernel (docs/reference/numerics.md). Forwards are padded to `min_tokens`, and
     stepwise ones to the size that `costs` chooses, except a single `unpadded` run. A new size makes
     the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
     own, once `compiling` has made them. All instances share the cache."""
@@ -118,7 +118,7 @@ class PagedModel:
         self, xml: Path, settings: ModelSettings | None = None, core: ov.Core | None = None
     ):
         settings = self.settings = settings or ModelSettings()
-        self.least_tokens = 1
+        self.min_tokens = 1
         self.seconds = 0.0
         self.costs = CostModel()
         self.size = 0
@@ -182,7 +182,7 @@ class PagedModel:
         attended = sum(len(run.tokens) * run.sequence.length for run in batch)
         stepwise = all(run.stepwise and run.rows for run in batch)
         if len(batch) > 1 or not batch[0].unpadded:
-            size = max(self.costs.choose(size) if stepwise else size, self.least_tokens)
+            size = max(self.costs.choose(size) if stepwise else size, self.min_tokens)
         instance = self._fixed.get(size, self._dynamic) if stepwise else self._dynamic
         layout = self._layout(batch, size, every_row=instance is not self._dynamic)
         try:
@@ -209,7 +209,7 @@ class PagedModel:
         if not every_row:
             wanted = [token for part in rows for token in wanted[part]]
             rows = _slices([run.rows for run in batch])
-            if len(wanted) == 1 and size > 1 and self.least_tokens > 1:
+            if len(wanted) == 1 and size > 1 and self.min_tokens > 1:
                 wanted *= 2  # the output matrix rounds a single row differently too
         parts = [part for run in batch for part in self._parts(run)]
         # Padding attends to a scratch block.

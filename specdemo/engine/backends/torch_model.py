@@ -104,7 +104,7 @@ def _bucket(tokens: int) -> int:
 class TorchModel:
     """A checkpoint on `settings.device`, one inference a sequence. In `settings.properties` "dtype"
     is the type of weights, activations and KV cache; "padding" lists numbers of tokens, and
-    forwards are padded to the next of them, those of one token only with `least_tokens` above 1.
+    forwards are padded to the next of them, those of one token only with `min_tokens` above 1.
     Sliding windows are masked, not cut off. Raises ModelError when the checkpoint cannot be loaded,
     BadInput for a model whose state cannot be rolled back."""
 
@@ -115,7 +115,7 @@ class TorchModel:
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
         device = settings.device.removeprefix(TORCH)
         self.settings = settings
-        self.least_tokens = 1
+        self.min_tokens = 1
         self.seconds = 0.0
         self.size = 0
         self.costs = CostModel()
@@ -157,7 +157,7 @@ class TorchModel:
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Like `PagedModel.forward`, one inference a run; `Run.stepwise` has no effect here."""
         for run in batch:
-            run.sequence.reserve(run.sequence.length + max(len(run.tokens), self.least_tokens))
+            run.sequence.reserve(run.sequence.length + max(len(run.tokens), self.min_tokens))
         with torch.inference_mode():
             results = [self._run(run) for run in batch]
         for run in batch:
@@ -199,7 +199,7 @@ class TorchModel:
 
     def _padded(self, count: int, unpadded: bool) -> int:
         """The number of tokens after padding: one of the shapes, or a multiple of the largest."""
-        count = count if unpadded else max(count, self.least_tokens)
+        count = count if unpadded else max(count, self.min_tokens)
         if count == 1 or not self.padding:
             return count
         rounded = -(-count // self.padding[-1]) * self.padding[-1]
