@@ -188,6 +188,14 @@ def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(toy, monkeyp
     assert race(service, "hello there")["phase"] == "done"
 
 
+def test_a_server_that_is_closed_loads_nothing_any_more(service, toy):
+    service.close()
+    assert toy.closed
+    with pytest.raises(RequestFailed, match="The server was stopped"):
+        list(service.states(EMBEDDED))
+    assert asyncio.run(service.health())["status"] == "failed"
+
+
 def test_a_visitor_who_waits_reads_a_place_and_a_time():
     settings = Settings(drafter="none")
     with toy_clock(), ToySession(active=1) as session, ThreadPoolExecutor(3) as pool:

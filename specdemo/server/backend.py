@@ -45,8 +45,8 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """The text of a token, its log-probability and the likeliest tokens with theirs; None and none
-    for the first token of a prompt."""
+    """The text of a token, its log-probability and the likeliest tokens with theirs. A prompt's
+    first token has none."""
 
     text: str
     logprob: float | None = None
@@ -55,9 +55,9 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What the session yields for one of the answers of a request, or None after PING seconds
-    without it. `text` is the next certain piece of text, `tokens` are its tokens if they are
-    scored, and `calls` those that it completes, whose text it leaves out."""
+    """An event of one of the answers to a request, or None after PING seconds without one. `text`
+    is the next certain text, `tokens` are its tokens if they are scored, and `calls` are those that
+    it completes, without their text."""
 
     what: Waiting | Round | BaselineToken | Trace | None
     text: str = ""
@@ -155,7 +155,7 @@ def longest_answer(session: Session) -> int:
 
 
 class Answers:
-    """The answers to one request. The first answer to a prompt reads it for the others."""
+    """The answers to one request. The first answer to a prompt fills the prefix cache."""
 
     def __init__(self, backend: LocalBackend, session: Session, request: CommonRequest):
         self._backend, self._session, self._request = backend, session, request
@@ -252,11 +252,8 @@ class Answers:
         """A question of token ids for each prompt. A text that cannot fit is refused by its length.
         Long ones are read one at a time, with as long a rest after each, so that other requests
         have the processor. Raises BadInput."""
-        request, options, limit = (
-            self._request,
-            self._backend.options,
-            longest_answer(self._session),
-        )
+        request, options = self._request, self._backend.options
+        limit = longest_answer(self._session)
         settings = request.settings(min(options.max_new_tokens, limit))
         if options.strangers:
             require_exact(settings, "speculative.numerics")

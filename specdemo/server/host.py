@@ -171,8 +171,10 @@ class Host:
         load of another pair; closing the iterator early gives up this load if another pair is here.
         Raises RequestFailed if the load fails, another pair is chosen or `stop` is set before."""
         with self._changed:
-            loading = self.state == Loading(pair, self.state.line) and self._load_number
-            if not loading and not self.ready(pair):
+            if self.closed:
+                raise RequestFailed(self.state.line)
+            loading = isinstance(self.state, Loading) and self.state.pair == pair
+            if not (loading and self._load_number) and not self.ready(pair):
                 self._begin(pair)
         seen = None
         try:

@@ -190,8 +190,8 @@ class RequestGuard:
 
 
 def network_of(address: str) -> str:
-    """What limits count an address by: itself, in IPv6 the /64 network of a subscriber; "" for this
-    machine and for no address."""
+    """The rate-limit key of an address: itself, or the /64 network of an IPv6 subscriber. Empty for
+    this machine and for no address."""
     ip = address_of(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
     if ip is None or ip.is_loopback:
