@@ -65,6 +65,12 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 specdemo = partial(python, "-m", "specdemo")
 
 
+def load_own(target: Path, draft: Path | str = "", **choice: Any) -> LoadedPair:
+    """The pair of a target and a draft of one's own."""
+    models = {"model": str(target), "assistant_model": str(draft)}
+    return load_pair(chosen_pair(ModelChoice(**models, **choice)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What sessions that outlive a test measured is not written into the user's folder."""
@@ -158,8 +164,7 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
 @pytest.fixture(scope="session")
 def tiny_chat(tiny_home) -> LoadedPair:
     """A Llama-shaped target with a chat template, without a draft."""
-    choice = ModelChoice(model=str(tiny_home / "embedded" / "ir"))
-    return load_pair(chosen_pair(choice))
+    return load_own(tiny_home / "embedded" / "ir")
 
 
 @pytest.fixture(scope="session")

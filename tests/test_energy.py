@@ -12,14 +12,14 @@ def add_zone(folder, zone: str, name: str, used: int) -> None:
 
 
 def test_the_joules_of_all_packages_are_counted_once_and_across_the_end_of_a_counter(tmp_path):
-    zones = {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"}
-    parts = {"intel-rapl:0:0": "core", "intel-rapl:2": "psys"}
-    for zone, name in (zones | parts).items():
+    zones = [("intel-rapl:0", "package-0", 950), ("intel-rapl:1", "package-1", 50)]
+    zones += [("intel-rapl:0:0", "core", 990), ("intel-rapl:2", "psys", 990)]
+    for zone, name, _ in zones:
         add_zone(tmp_path, zone, name, 900)
     meter = EnergyMeter(tmp_path)
     assert meter.joules == 0
-    for (zone, name), used in zip((zones | parts).items(), (950, 50, 990, 990), strict=True):
-        add_zone(tmp_path, zone, name, used)
+    for zone in zones:
+        add_zone(tmp_path, *zone)
     assert meter.joules == pytest.approx((50 + 150) * 1e-6)
 
 

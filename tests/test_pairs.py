@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from conftest import load_own
 from tiny_models import ir_folder
 
 from specdemo import cli
@@ -203,10 +204,7 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     shutil.copy(tiny_home / "llama-draft" / "tokenizer.json", draft)
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 24}))
-    choice = ModelChoice(
-        model=str(ir_folder(tiny_home, "llama-target", "int8")), assistant_model=str(draft)
-    )
-    loaded = load_pair(chosen_pair(choice))
+    loaded = load_own(ir_folder(tiny_home, "llama-target", "int8"), draft)
     assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
     settings = Settings(max_new_tokens=30, drafter="model", draft_tokens=4)
     with Session(loaded) as session:
@@ -214,7 +212,7 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
     assert trace.identical and len(trace.token_ids) == 30
     text, drafted = trace.prompt_tokens, []
     for round_ in trace.rounds:
-        drafted += [text + offset for offset in range(len(round_.drafted))]
+        drafted += range(text, text + len(round_.drafted))
         text += len(round_.tokens)
     assert 20 < max(drafted) <= 24, "the last proposal follows the 24th token"
 
@@ -222,8 +220,7 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
 def test_a_draft_larger_than_its_target_is_named_once(tiny, caplog):
     def lines(*folders: Path) -> list[str]:
         caplog.clear()
-        choice = ModelChoice("", *map(str, folders))
-        load_pair(chosen_pair(choice))
+        load_own(*folders)
         return caplog.messages
 
     assert lines(tiny.pythia, tiny.dolly) == lines(tiny.dolly) == []

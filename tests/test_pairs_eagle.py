@@ -4,20 +4,19 @@ before anything is compiled."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import pytest
+from conftest import load_own
 from eagle3_reference import write_made_up_head
 from safetensors.numpy import load_file, save_file
 from tiny_models import ir_folder
 
 from specdemo.convert import ir
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.pairs import registry
-from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import ModelChoice
 
 SIZES = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}  # of a target of two layers
@@ -28,11 +27,7 @@ def own_cache(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
 
 
-def loaded(target: Path, head: Path | str, **choice) -> LoadedPair:
-    named = ModelChoice(
-        model=str(target), assistant_model=str(head), weight_format="int8", **choice
-    )
-    return load_pair(registry.chosen_pair(named))
+loaded = partial(load_own, weight_format="int8")
 
 
 def head_folder(folder: Path, **own) -> Path:

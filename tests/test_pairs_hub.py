@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+from conftest import load_own
 from hub_server import BIN, COMMIT, XML, Repository, _Handler, decoder_files
 
 from specdemo import cli
@@ -22,8 +23,7 @@ from specdemo.host import hardware
 from specdemo.host.terminal import Progress
 from specdemo.pairs import hub, registry, sources
 from specdemo.pairs.hub import Check
-from specdemo.pairs.loading import LoadedPair, load_pair
-from specdemo.pairs.registry import ModelChoice, find_pair
+from specdemo.pairs.registry import find_pair
 from specdemo.pairs.sources import Source
 from specdemo.runs.trace import Trace, from_json
 
@@ -47,11 +47,6 @@ def answer(capsys):
 
 def fetch(repo: str = REPO, report=lambda progress: None) -> hub.Snapshot:
     return sources.prepare([Source(repo, repo)], report)[0]
-
-
-def load_own(*folders: Path) -> LoadedPair:
-    choice = ModelChoice("", *map(str, folders))
-    return load_pair(registry.chosen_pair(choice))
 
 
 def in_cache(repo: str = REPO) -> bool:

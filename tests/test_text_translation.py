@@ -28,14 +28,8 @@ def write_pieces(folder: Path) -> None:
     library.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    library.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]  # fmt: skip
-    )
+    steps = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("▁", "merged_with_next"), pre_tokenizers.Punctuation()]
     )
