@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from test_convert import EXACT, exported
 from tiny_gguf import LLAMA3
 
-from specdemo.convert import eagle3
+from specdemo.convert.heads import eagle_shape
 from specdemo.errors import BadInput, FetchError
 
 VOCABULARY, ROWS, HIDDEN, COUNT = 700, 400, 128, 12
@@ -89,7 +89,7 @@ def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_e
 def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
     tmp_path, own, count, expected
 ):
-    shape = eagle3.described(written(tmp_path, **own))
+    shape = eagle_shape(written(tmp_path, **own))
     assert shape.target_layers(count) == expected and shape.states == 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from specdemo import cli
 from specdemo.convert import ir
 from specdemo.convert.decoder import FAMILIES, Shape
-from specdemo.convert.eagle3 import HeadShape
+from specdemo.convert.heads import EagleShape
 from specdemo.host import disk
 from specdemo.pairs import embedded
 from specdemo.pairs.registry import PAIRS, find_pair
@@ -110,7 +110,7 @@ def test_an_eagle_head_is_rehearsed_with_the_embedding_of_its_target(tmp_path):
     }
     target, head = (
         Shape(**sizes, width=16),
-        HeadShape(**sizes, width=16, embedding=False, tokens=np.arange(100)),
+        EagleShape(**sizes, width=16, embedding=False, tokens=np.arange(100)),
     )
     for name, shape in (("target", target), ("head", head)):
         write_made_up(shape, 8, tmp_path / name)

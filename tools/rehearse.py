@@ -26,7 +26,7 @@ from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import ir
 from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
-from specdemo.convert.eagle3 import HeadShape
+from specdemo.convert.heads import EagleShape
 from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.numerics import measure_invariance
@@ -63,10 +63,10 @@ def _qwen3(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
     return sizes | {"kv_heads": 8, "vocabulary": 151_936, "width": 128, "rope_base": 1e6}
 
 
-def _eagle(hidden: int, heads: int, inner: int) -> HeadShape:
+def _eagle(hidden: int, heads: int, inner: int) -> EagleShape:
     """Of a head that AngelSlim publishes, with the target's embedding."""
     sizes = _qwen3(hidden, 1, heads, inner) | {"embedding": False}
-    return HeadShape(**sizes, tokens=np.arange(32_000))
+    return EagleShape(**sizes, tokens=np.arange(32_000))
 
 
 _QWEN3: dict[str, Any] = {"tied": True, "family": FAMILIES["qwen3"]}
@@ -183,11 +183,11 @@ def rehearse(
     name: str, folder: Path, shape: Shape | None = None, target: Path | None = None
 ) -> Rehearsed:
     """Load the model in `folder` and time its forwards. The sizes take turns, so a slow period of
-    the machine affects all of them. An EAGLE-3 head has a HeadShape, and the folder of a `target`,
+    the machine affects all of them. An EAGLE-3 head has a EagleShape, and the folder of a `target`,
     whose states it reads in every row."""
     gc.collect()
     before = hardware.own_bytes()
-    head = isinstance(shape, HeadShape)
+    head = isinstance(shape, EagleShape)
     if head and target is not None:
         model: PagedModel = EagleHead(folder / ir.MODEL, target / ir.MODEL, EXACT, ov.Core())
     else:
@@ -197,7 +197,7 @@ def rehearse(
     with model.new_sequence() as sequence:
 
         def forward(count: int, rows: int, stepwise: bool = True) -> float:
-            width = shape.states * shape.target_hidden if isinstance(shape, HeadShape) else 0
+            width = shape.states * shape.target_hidden if isinstance(shape, EagleShape) else 0
             states = np.ones((count, width), np.float32) if width else None
             began = perf_counter()
             model.forward([Run(sequence, [1] * count, rows, stepwise, states=states)])

@@ -85,7 +85,7 @@ class ExportPlan:
     @classmethod
     def of(cls, source: Path, weight_format: str, name: str) -> Self:
         """Read what the model in `source` is, without its weights. Raises as `export`."""
-        from specdemo.convert import checkpoints, eagle3, gguf_file
+        from specdemo.convert import checkpoints, gguf_file, heads
 
         file, shape = None, None
         tensors: dict[str, Tensor] = {}
@@ -96,7 +96,7 @@ class ExportPlan:
             require_checkpoint(source)
             config = ir.read_json(source / "config.json")
             if ir.is_eagle_head(config):
-                shape, tensors = eagle3.head(source, name)
+                shape, tensors = heads.read_eagle_head(source, name)
             elif shape := checkpoints.shape_of(config, source / "config.json"):
                 shape, tensors = checkpoints.decoder(source, shape)
         missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]

@@ -162,10 +162,10 @@ def _head(
                 f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
                 "device; leave the devices at CPU, or choose another draft."
             )
-        from specdemo.convert import eagle3  # imports OpenVINO
+        from specdemo.convert.heads import eagle_layers  # imports OpenVINO
 
         model = target.folder / ir.MODEL
-        layers = eagle3.require_target(draft.folder, source.name, model, pair.target.name)
+        layers = eagle_layers(draft.folder, source.name, model, pair.target.name)
         return draft.folder / ir.MODEL, layers, None
     head = draft.folder / ir.HEAD
     if not head.is_file():
