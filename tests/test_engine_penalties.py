@@ -147,10 +147,8 @@ def test_an_answer_goes_on_after_a_stop_token_if_it_is_told_to(tiny_llama_pair):
         *_, whole = session.ask(Question("One two", Settings(max_new_tokens=12)))
     stops = frozenset({whole.token_ids[5]})
     with Session(dataclasses.replace(tiny_llama_pair, stop_ids=stops)) as session:
-        *_, stopped = session.ask(Question("One two", Settings(max_new_tokens=12)))
-        *_, ignoring = session.ask(
-            Question("One two", Settings(max_new_tokens=12, ignore_eos=True))
-        )
+        stopped = answer(session, "One two", Settings(max_new_tokens=12))
+        ignoring = answer(session, "One two", Settings(max_new_tokens=12, ignore_eos=True))
     assert (stopped.finish_reason, ignoring.finish_reason) == ("stop", "length")
     assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
     assert ignoring.token_ids == whole.token_ids
@@ -191,9 +189,8 @@ def test_a_prompts_log_probabilities_are_those_of_its_tokens_as_an_answer(sessio
     raw = Settings(temperature=1.0)
     for at in (1, 2, 63, 64, 65, 99):
         chances = next_token(session, prompt[:at], raw)
-        assert scores[at - 1].token == pytest.approx(
-            np.log(chances.probability(prompt[at])), abs=1e-4
-        )
+        logprob = np.log(chances.probability(prompt[at]))
+        assert scores[at - 1].token == pytest.approx(logprob, abs=1e-4)
         assert scores[at - 1].top[0][0] == chances.ids[chances.probabilities.argmax()]
 
 

@@ -207,9 +207,8 @@ class Engine:
     def _open_draft(self, target: Target) -> None:
         files, known = self._files, self._known
         source = self._head or files.draft
+        assert source is not None, "asked for only if there are drafts"
         draft: HeadSource | ModelSource
-        if source is None:
-            return
         if self._head is not None and not files.head_layers:
             draft = HeadSource(DraftHead(self._head, self.core))
         else:

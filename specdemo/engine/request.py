@@ -94,13 +94,13 @@ class Request:
         policy = target.policy.for_request(self.draft_tokens, self.rates)
         allowed = None if self.constraint is None else Allowed(self.constraint)
         tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
-        asked = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
+        request = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
         sources = [source for source in sources if self.drafter in source.drafters]
         runners = [target.model, *(source.runner for source in sources if source.runner)]
         with ExitStack() as ends:
             drafters = []
             for source in sources:
-                if (opened := source.open(asked)) is not None:
+                if (opened := source.open(request)) is not None:
                     drafters.append(opened)
                     ends.callback(source.close, opened)
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
@@ -116,20 +116,19 @@ class Request:
                 return perf_counter() - started
 
             try:
-                return (
-                    yield from decode(
-                        prompt,
-                        target=sequence,
-                        drafter=drafter,
-                        policy=policy,
-                        sampling=self.sampling,
-                        limits=self.limits,
-                        guard=Guard(target.invariance.guard) if target.invariance.guard else None,
-                        allowed=allowed,
-                        logprobs=self.logprobs,
-                        elapsed=elapsed,
-                    )
+                reason = yield from decode(
+                    prompt,
+                    target=sequence,
+                    drafter=drafter,
+                    policy=policy,
+                    sampling=self.sampling,
+                    limits=self.limits,
+                    guard=Guard(target.invariance.guard) if target.invariance.guard else None,
+                    allowed=allowed,
+                    logprobs=self.logprobs,
+                    elapsed=elapsed,
                 )
+                return reason
             finally:
                 self.cpu = time.process_time() - cpu
 
