@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from threading import Event
 from typing import get_args
 
 import pytest
@@ -179,8 +180,8 @@ def test_the_page_says_what_the_live_model_is(target, line):
 
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
-    running = events.Running()
-    with running.run("tab") as first, running.run("other tab") as other, running.run("tab"):
+    running, (first, other, second) = events.Running(), (Event(), Event(), Event())
+    with running.run("tab", first), running.run("other tab", other), running.run("tab", second):
         assert first.is_set() and not other.is_set()
     assert other.is_set()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from threading import Event
 
 import pytest
 from toy_session import ToySession
@@ -150,7 +151,9 @@ def envelopes(toy: ToySession, stop_at: str = "") -> list[dict]:
     running, menu, sent = events.Running(), ModelMenu(EMBEDDED, shared=False), []
     settings = dataclasses.asdict(Settings(drafter="model", draft_tokens=1))
     values = {**menu.defaults, **settings, "question": "a b c"}
-    for text in events.messages(events.race, service, running, menu, Visitor("tab"), values):
+    for text in events.messages(
+        events.race, service, running, menu, Visitor("tab"), values, Event()
+    ):
         sent.append(json.loads(text))
         if sent[-1]["phase"] == stop_at:
             running.stop("tab")

@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -171,7 +172,9 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     service.start()
     menu = ModelMenu(ModelChoice("dolly-3b-int4"), shared=True)
     values = {"question": "one two", "pair": "dolly-3b-int4"}
-    messages = events.messages(events.race, service, Running(), menu, Visitor("visitor"), values)
+    messages = events.messages(
+        events.race, service, Running(), menu, Visitor("visitor"), values, Event()
+    )
     until(lambda: "00:07 left. Your question is answered next." in next(messages))
     go.set()
     *_, last = messages

@@ -9,6 +9,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -52,7 +53,7 @@ def updates(service: Service, question: str, running: events.Running | None = No
     """The envelopes of a race, one by one."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
     menu = ModelMenu(EMBEDDED, shared=False)
-    given = events.race, service, running or events.Running(), menu, Visitor("tab"), values
+    given = events.race, service, running or events.Running(), menu, Visitor("tab"), values, Event()
     for envelope in events.messages(*given):
         yield json.loads(envelope)
 

@@ -62,15 +62,15 @@ class Running:
         self._stops: dict[str, Event] = {}
 
     @contextmanager
-    def run(self, tab: str) -> Iterator[Event]:
-        """The stop signal of a new run, set at its end; stops the tab's earlier run. Raises Busy
-        over MAX_EVENTS runs, since each takes a thread."""
+    def run(self, tab: str, stop: Event) -> Iterator[None]:
+        """Keeps the stop signal of a new run, and sets it at the end; stops the tab's earlier run.
+        Raises Busy over MAX_EVENTS runs, since each takes a thread."""
         self.stop(tab)
         if len(self._stops) >= MAX_EVENTS:
             raise Busy(f"{MAX_EVENTS} questions are at work already; try again in a moment.")
-        stop = self._stops[tab] = Event()
+        self._stops[tab] = stop
         try:
-            yield stop
+            yield
         finally:
             stop.set()
             if self._stops.get(tab) is stop:
@@ -110,12 +110,13 @@ def messages(
     menu: ModelMenu,
     visitor: Visitor,
     values: Mapping[str, Any],
+    stop: Event,
 ) -> Generator[str]:
     """Yields what `work` yields for the inputs `values` once their pair is ready, and before that
-    the state of the pair. An error ends it with one sentence."""
+    the state of the pair, until `stop` is set. An error ends it with one sentence."""
     try:
         settings, pair = settings_of(values), menu.resolve(models_of(values))
-        with running.run(visitor.name) as stop:
+        with running.run(visitor.name, stop):
             yield message("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":

@@ -3,7 +3,10 @@
 import html
 import re
 import secrets
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +19,7 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import ShortestFirst
+from specdemo.runs.bridge import merged
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.assets import KINDS
@@ -137,26 +141,23 @@ def _add_files(app: FastAPI, page: Page) -> None:
 def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
     """Adds the routes of the page's scripts, which answer with the messages of `events`."""
     running, menu = events.Running(), page.menu
-    threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
-    reading = ShortestFirst(rest=1.0)
+    readers, reading = anyio.CapacityLimiter(MAX_EVENTS), ShortestFirst(rest=1.0)
 
     def add_stream(path: str, work: events.Work) -> None:
         @router.post(path)
         async def run(ask: Ask, request: Request) -> Response:
-            visitor = visitor_of(request, ask.visitor)
-            messages = events.messages(work, service, running, menu, visitor, ask.values)
+            visitor, stop = visitor_of(request, ask.visitor), Event()
+            inputs = work, service, running, menu, visitor, ask.values, stop
+            messages = merged({stop: partial(events.messages, *inputs)})
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
             kind = "text/event-stream"
             return StreamingResponse(lines(messages), media_type=kind, headers=headers)
 
-    async def lines(messages: Generator[str]) -> AsyncIterator[str]:
-        try:
-            while text := await anyio.to_thread.run_sync(next, messages, "", limiter=threads):
+    async def lines(messages: AsyncGenerator[str | None]) -> AsyncIterator[str]:
+        async with aclosing(messages):  # the visitor may leave, which ends the run
+            async for text in messages:
                 yield f"data: {text}\n\n"
-        finally:  # the visitor may have left; closing the messages ends the run
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(messages.close, limiter=threads)
 
     add_stream("/race", events.race)
     add_stream("/drafts", events.drafts)
