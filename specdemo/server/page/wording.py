@@ -125,8 +125,9 @@ def _notes(trace: Trace) -> list[str]:
 
 def _races(trace: Trace) -> list[dict[str, Any]]:
     """Speed-up of each race, per token, and whether it counts."""
-    summary, counted = summarize(trace), bool(trace.verdict)
-    others = [
+    counted = bool(trace.verdict)
+    shown = {"speedup": summarize(trace).speedup, "counted": counted, "why": _why(trace)}
+    repeats = [
         {
             "speedup": race.baseline_seconds / race.seconds,
             "counted": counted and not (race.disturbed or race.watched),
@@ -134,11 +135,11 @@ def _races(trace: Trace) -> list[dict[str, Any]]:
         }
         for race in trace.repeats
     ]
-    return [{"speedup": summary.speedup, "counted": counted, "why": _why(trace)}, *others]
+    return [shown, *repeats]
 
 
 def _why(race: Trace | Repeat) -> str:
-    """Why a race does not count, or "" """
+    """Why a race does not count, if it does not."""
     if race.compiling:
         return COMPILING
     if race.disturbed:

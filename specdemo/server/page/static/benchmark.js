@@ -1,6 +1,6 @@
 /* The benchmark tab: runs it, draws its charts, and gives its files. */
 import { addExports, draw } from "./chart.js";
-import { keep, make, say, table } from "./dom.js";
+import { keepJson, make, say, table } from "./dom.js";
 import { stop, stream } from "./server.js";
 
 const HEAD = ["Prompt", "Task", "Tokens", "Times as fast", "Least", "Most", "Acceptance rate", "Identical"];
@@ -20,8 +20,8 @@ export class Benchmark {
     this.find("bench-stop").onclick = stop;
     const exports = this.find("exports"), chart = () => this.find("bench-charts").lastElementChild;
     addExports(exports, chart, "specdemo-bench", () => [HEAD, ...this.shown.report.rows.map(cells)]);
-    exports.querySelector("[data-export=json]").onclick = () => keep(
-      JSON.stringify(this.shown.report, null, 1), "specdemo-bench.json", "application/json");
+    exports.querySelector("[data-export=json]").onclick = () => (
+      keepJson(this.shown.report, "specdemo-bench.json"));
     this.show(window.specdemo.known.benchmark);
   }
 

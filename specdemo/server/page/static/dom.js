@@ -51,6 +51,8 @@ export const keep = (content, name, type) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 };
 
+export const keepJson = (value, name) => keep(JSON.stringify(value, null, 1), name, "application/json");
+
 /* Scrolls to what a click has changed, unless it can be seen. */
 export const bringIntoView = (node) => {
   const { top, bottom } = node.getBoundingClientRect();

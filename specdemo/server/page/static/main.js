@@ -1,10 +1,10 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
 import { curvesOf } from "./chart.js";
-import { button, make } from "./dom.js";
+import { button, keepJson, make } from "./dom.js";
 import { Benchmark } from "./benchmark.js";
 import { RaceView } from "./race.js";
 import { asset, failure, openRun, stream } from "./server.js";
-import { copyLink, DAMAGED, keepRun, linkOf, unpack } from "./share.js";
+import { copyLink, DAMAGED, linkOf, unpack } from "./share.js";
 import { Walk, drawPicture } from "./walk.js";
 
 const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
@@ -74,7 +74,7 @@ export const mountRace = (element) => {
   };
   on("short", "click", () => copyLink(race, query, speed(), false));
   on("link", "click", () => copyLink(race, query, speed(), true));
-  on("download", "click", () => keepRun(race));
+  on("download", "click", () => keepJson(race.trace, "specdemo-run.json"));
   on("open", "change", async ({ target }) => {
     receive(await openRun(await target.files[0].text()));
     root.querySelector(".sd-verdict").scrollIntoView({ block: "nearest" });

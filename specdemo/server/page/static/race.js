@@ -184,18 +184,17 @@ const drawDots = (root, races) => {
   root.hidden = !races.length;
   const ends = [1, ...races.map(({ speedup }) => speedup)].filter(Number.isFinite);
   const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = .1 * (high - low) || .1;
-  const place = (x) => `${(100 * (x - low + pad) / (high - low + 2 * pad)).toFixed(1)}%`;
-  const put = (node, x) => {
-    node.style.left = place(x);
+  const line = make("span", "sd-scale"), put = (x, cls, text = "") => {
+    const node = line.appendChild(make("span", cls, text));
+    node.style.left = `${(100 * (x - low + pad) / (high - low + 2 * pad)).toFixed(1)}%`;
     return node;
   };
-  const line = make("span", "sd-scale", put(make("span", "sd-value", races[0]?.speedup?.toFixed(2) ?? ""),
-    races[0]?.speedup ?? 1), put(make("span", "sd-one", "1"), 1));
+  put(races[0]?.speedup ?? 1, "sd-value", races[0]?.speedup?.toFixed(2) ?? "");
+  put(1, "sd-one", "1");
   races.forEach(({ speedup, counted, why }, number) => {
-    const dot = put(make("span", `sd-dot${counted ? "" : " sd-hollow"}${number ? "" : " sd-on-show"}`), speedup);
+    const dot = put(speedup, `sd-dot${counted ? "" : " sd-hollow"}${number ? "" : " sd-on-show"}`);
     dot.title = `${speedup?.toFixed(2)} times as fast${number ? "" : ", the race on show"}`
       + (counted ? "" : `; not counted: ${why}`);
-    line.append(dot);
   });
   const out = races.find(({ counted }) => !counted);
   const speedups = races.map(({ speedup }) => speedup?.toFixed(2)).join(", ");

@@ -7,20 +7,15 @@ const LOST = "The server does not answer; reload the page.";
 
 export const failure = (note) => ({ phase: "error", note });
 
-const post = (path, body) => fetch(page + path, {
-  method: "POST",
-  headers: { "Content-Type": "application/json" },
-  body: JSON.stringify({ visitor, ...body }),
-});
+const post = (path, body) => fetch(page + path, { method: "POST",
+  headers: { "Content-Type": "application/json" }, body: JSON.stringify({ visitor, ...body }) });
+const refusal = ({ error }) => failure(error?.message ?? LOST);
 
 /* Gives `receive` each message of a run of these input values, by name, as it comes. */
 export const stream = async (path, values, receive) => {
   try {
     const response = await post(path, { values });
-    if (!response.ok) {
-      receive(failure((await response.json()).error?.message ?? LOST));
-      return;
-    }
+    if (!response.ok) return receive(refusal(await response.json()));
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
       const lines = (rest + part.value).split("\n\n");
@@ -38,8 +33,8 @@ export const stop = () => post("stop", {}).catch(() => {});
 export const openRun = async (run) => {
   if (run.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
   try {
-    const response = await post("open", { run }), message = await response.json();
-    return message.phase ? message : failure(message.error?.message ?? LOST);
+    const message = await (await post("open", { run })).json();
+    return message.phase ? message : refusal(message);
   } catch {
     return failure(LOST);
   }

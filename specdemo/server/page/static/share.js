@@ -1,6 +1,6 @@
-/* The page's links and files: a link holds the question and settings, and the long one the whole run
+/* The page's links: a link holds the question and settings, and the long one the whole run
    in its fragment: JSON, deflated, in base64url. No server keeps it. */
-import { keep, say } from "./dom.js";
+import { say } from "./dom.js";
 import { page } from "./server.js";
 
 const LONGEST_LINK = 60000;   // characters
@@ -49,8 +49,4 @@ export const copyLink = async (race, query, speed, whole) => {
   say(race.find(".sd-kept"), (copied ? "Copied." : "Copy it from the box.") + (long
     ? " It holds the question only, since the run is too long for a link. Download the run instead."
     : ""));
-};
-
-export const keepRun = ({ trace }) => {
-  keep(JSON.stringify(trace, null, 1), "specdemo-run.json", "application/json");
 };
