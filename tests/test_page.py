@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 from helpers import page_server, until
-from test_page_saved import PLAIN, ROUND, SAVED, largest_run
+from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
 from traces import at_pace, race_trace
 

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from helpers import page_application, page_server, until
-from test_page_saved import SAVED
+from test_page_parts import SAVED
 from toy_session import ToySession, toy_clock
 
 from specdemo.bench.load_test import ask, level

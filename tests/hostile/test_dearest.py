@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 import pytest
-from test_page_saved import largest_run
+from test_page_parts import largest_run
 
 from specdemo.bench.load_test import ask
 from specdemo.host.server_process import started
