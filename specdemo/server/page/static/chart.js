@@ -25,7 +25,7 @@ const themed = (data) => JSON.parse(JSON.stringify(data),
 export const draw = async (node, { data, layout }) => {
   const library = await plotly(), line = colour("line");
   const axis = { gridcolor: line, linecolor: line, zeroline: false, fixedrange: true };
-  const whole = {
+  const themedLayout = {
     hovermode: "closest", dragmode: false, barmode: "group", ...layout,
     margin: { ...MARGIN, ...layout.margin },
     font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
@@ -34,7 +34,7 @@ export const draw = async (node, { data, layout }) => {
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...layout.legend },
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, automargin: true, ...layout.yaxis },
   };
-  await library.react(node, themed(data), whole, { displayModeBar: false, responsive: true });
+  await library.react(node, themed(data), themedLayout, { displayModeBar: false, responsive: true });
 };
 
 /* Connects buttons that give the chart `node` as a picture, or the text of `rows` as CSV. */

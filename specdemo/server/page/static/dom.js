@@ -27,10 +27,10 @@ const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufef
 export const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
 
 export const table = (head, rows) => {
-  const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
+  const node = make("table"), top = node.createTHead().insertRow(), body = node.createTBody();
   for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
   for (const row of rows) body.insertRow().append(...row.map((text) => make("td", "", text)));
-  return whole;
+  return node;
 };
 
 /* A colour of style.css, as it is in the present theme. */

@@ -4,7 +4,7 @@ import { addExports, draw, playheadAt, raceFigure, raceRows } from "./chart.js";
 import { bringIntoView, make, say, seconds } from "./dom.js";
 import { drawEngineering } from "./engineering.js";
 import { Player } from "./player.js";
-import { About, Runner, roundNodes } from "./runner.js";
+import { Runner, TokenLine, roundNodes } from "./runner.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
@@ -21,7 +21,7 @@ export class RaceView {
     this.runners = [this.spec, this.baseline];
     this.strip = this.find(".sd-strip");
     this.player = this.find(".sd-player");
-    this.about = new About(this.find(".sd-about"), this.spec);
+    this.tokenLine = new TokenLine(this.find(".sd-about"), this.spec);
     this.motion = new Player(this);
     addExports(this.find(".sd-exports"), () => this.find(".sd-chart"), "specdemo-race",
       () => raceRows(this.shownRun));
@@ -72,7 +72,7 @@ export class RaceView {
       delete runner.box.dataset.cut;
     }
     this.strip.replaceChildren();
-    this.about.pick(null);
+    this.tokenLine.pick(null);
     this.find(".sd-shown").hidden = false;
     this.find(".sd-link-text").hidden = true;
     for (const name of ["kept", "caption", "time"]) say(this.find(".sd-" + name), "");
@@ -92,7 +92,7 @@ export class RaceView {
   addAll(rounds, tokens) {
     for (const round of rounds) {
       const number = this.spec.events.length;
-      const { nodes, column } = roundNodes(this.about, round, number, this.spec.tokens);
+      const { nodes, column } = roundNodes(this.tokenLine, round, number, this.spec.tokens);
       this.spec.add(round.shown_at, nodes, { ...round, column });
     }
     for (const { shown_at: time, text } of tokens) {
@@ -133,8 +133,8 @@ export class RaceView {
       }
     }
     if (["length", "context"].includes(trace.finish_reason)) {
-      const whole = trace.identical === null ? [spec] : this.runners;   // the other one was stopped
-      for (const { box, tokens } of whole) box.dataset.cut = `cut at ${tokens} tokens`;
+      const ended = trace.identical === null ? [spec] : this.runners;   // the other one was stopped
+      for (const { box, tokens } of ended) box.dataset.cut = `cut at ${tokens} tokens`;
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `The question was read before, in ${seconds(trace.prefill_seconds)}, `

@@ -68,11 +68,11 @@ const thought = ({ draft_probability: draft, target_probability: target }) =>
     .map(([who, value]) => `${who} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
 
 /* The nodes of a round's tokens, and of its column in the strip of rounds. */
-export const roundNodes = (about, { drafted, emitted }, round, position) => {
+export const roundNodes = (tokenLine, { drafted, emitted }, round, position) => {
   const rejected = drafted.find((token) => !token.accepted), column = make("span", "sd-round");
   const nodes = [], of = drafted.length;
   const add = (kind, token, more) => {
-    nodes.push(about.token({ kind, token, round, of, position: position + nodes.length, ...more }));
+    nodes.push(tokenLine.token({ kind, token, round, of, position: position + nodes.length, ...more }));
   };
   const cell = (look, glyph) => column.append(make("span", "sd-cell sd-" + look, glyph));
   drafted.forEach((token, place) => {
@@ -93,7 +93,7 @@ export const roundNodes = (about, { drafted, emitted }, round, position) => {
 };
 
 /* The line about one token: where it came from, and its probability in draft and target. */
-export class About {
+export class TokenLine {
   constructor(line, runner) {
     Object.assign(this, { line, box: runner.box, facts: new WeakMap() });
     const token = (event) => event.target.closest(".sd-tok");

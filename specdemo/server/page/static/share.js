@@ -25,8 +25,8 @@ export const unpack = async (text) => {
   if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // may inflate hugely
   const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
   const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
-  const whole = await through(bytes, new DecompressionStream("deflate-raw"));
-  return new TextDecoder("utf-8", { fatal: true }).decode(whole);
+  const inflated = await through(bytes, new DecompressionStream("deflate-raw"));
+  return new TextDecoder("utf-8", { fatal: true }).decode(inflated);
 };
 
 /* A link with these values by name. */
@@ -36,11 +36,11 @@ export const linkOf = (values) => {
 };
 
 /* Shows a link to the run, or to the `question` only, and copies it. */
-export const copyLink = async (race, query, speed, whole) => {
+export const copyLink = async (race, query, speed, withRun) => {
   const box = race.find(".sd-link-text"), { trace } = race;
   const same = trace.instruction === Object.fromEntries(query).question;
-  const short = linkOf([...(whole && !same ? [] : query), ...speed]);
-  const link = whole ? `${short}#run=${await pack(trace)}` : short;
+  const short = linkOf([...(withRun && !same ? [] : query), ...speed]);
+  const link = withRun ? `${short}#run=${await pack(trace)}` : short;
   const long = link.length > LONGEST_LINK;
   box.value = long ? short : link;
   box.hidden = false;
