@@ -19,7 +19,6 @@ from specdemo.engine.messages import PREFILL_CHUNK, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host import hardware
-from specdemo.runs import race
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -101,40 +100,16 @@ def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
             assert answered(session, PROMPTS[number], settings, baseline=True).identical
 
 
-def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(
-    session, monkeypatch
-):
-    """A forward of one token, as the baseline runs, once puts the second best token first."""
-    target = session._engine.target("exact").model
-    forward, ones = target.forward, []
-    settings = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
-    trace = answered(session, PROMPTS[0], settings)
-
-    def other_choice(batch):
-        [logits, *more] = forward(batch)
-        if more or batch[0].rows != 1 or len(batch[0].tokens) != 1:
-            return [logits, *more]
-        ones.append(batch[0].tokens[0])
-        rows = logits.rows.copy()
-        if len(ones) == 7:
-            rows[0, rows[0].argsort()[-2]] = 100.0
-        return [logits._replace(rows=rows)]
-
-    monkeypatch.setattr(target, "forward", other_choice)
-    with pytest.raises(StopIteration) as ended:
-        autoregressive = dataclasses.replace(settings, drafter="none")
-        run = session.submit(
-            Question(PROMPTS[0], autoregressive), prefill_seconds=trace.prefill_seconds
-        )
-        decoding = race.with_baseline(run, trace)
-        while True:
-            next(decoding)
-    trace = ended.value.value
-    theirs = trace.baseline.tokens
+def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(toy):
+    read = []
+    toy.target.differs_at = 7
+    toy.target.fault = lambda batch: read.extend(batch[0].tokens)
+    *_, trace = toy.race("one two three", Settings(drafter="model", draft_tokens=5))
+    other = trace.baseline.tokens[7]
+    assert trace.text == "one two three"
     assert trace.identical is False and trace.difference == 7
-    end = f"{theirs[7].text!r}, margin {theirs[7].margin:.3g} logits"
-    assert describe_difference(trace).endswith(end)
-    assert ones[7] == theirs[7].id, "the baseline goes on from its own token"
+    assert describe_difference(trace).endswith(f"{other.text!r}, margin 20 logits")
+    assert other.id in read, "the baseline goes on from its own token"
 
 
 # Prompts
