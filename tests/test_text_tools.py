@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
+from unittest.mock import Mock
 
 import jsonschema
 import numpy as np
@@ -254,7 +255,7 @@ def clients(marked_session) -> Iterator[dict[str, openai.OpenAI]]:
     with ExitStack() as stack:
         for name in (*FAMILIES, ""):
             template = Template(name, jinjas[name], tokens=tokens) if name else RAW
-            session = SimpleNamespace(
+            session = Mock(
                 ask=marked_session.ask, info=loaded.info, context_limit=loaded.context_limit
             )
             server = stack.enter_context(served(session, replace(loaded, template=template)))
