@@ -18,13 +18,6 @@ from specdemo.server.openai_api import openai_application
 from specdemo.server.request_guard import Server, bound_socket, url_of
 from specdemo.server.server_options import ServeOptions, key_from_environment
 
-RAY_OFF = (
-    "RAY_SERVE_LOG_TO_STDERR",
-    "RAY_enable_metrics_collection",
-    # Despite its name, 0 makes Ray listen on the loopback address only, on every system.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-)
-
 
 @click.command()
 @options_of(ServeOptions, "options")
@@ -73,9 +66,7 @@ def serve_locally(options: ServeOptions) -> None:
 
 
 def serve_on_ray(options: ServeOptions) -> None:
-    for name in RAY_OFF:
-        os.environ.setdefault(name, "0")
-    from specdemo.server.ray import on_ray  # reads these variables
+    from specdemo.server.ray import on_ray
 
     # Replicas run in other folders.
     model, draft = map(_absolute, (options.model, options.assistant_model))
