@@ -18,7 +18,7 @@ import pytest
 from helpers import until
 
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.turns import ShortestFirst
+from specdemo.host.turns import PASSED_OVER, ShortestFirst
 from specdemo.text import sandbox
 from specdemo.text.sandbox import TemplateProcess
 
@@ -84,6 +84,19 @@ def test_the_shortest_request_is_rendered_first(process):
         pool.map(render, sizes)
         until(lambda: len(process._turns.waiting) == 4)
     assert order == sorted(sizes)
+
+
+def test_a_long_request_is_passed_over_by_a_few_short_ones_only():
+    turns, order = ShortestFirst(), []
+
+    def work(size: int) -> None:
+        with turns.turn(size):
+            order.append(size)
+
+    with ThreadPoolExecutor(12) as pool, turns.turn(0):
+        pool.map(work, [1000, *range(1, 11)])
+        until(lambda: len(turns.waiting) == 11)
+    assert order.index(1000) == PASSED_OVER
 
 
 def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it():
