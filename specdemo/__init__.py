@@ -9,8 +9,34 @@ import sys
 TYPE_CHECKING = False  # a type checker takes it for true; importing typing would take longer
 if TYPE_CHECKING:
     from specdemo.api import Answer, Message, Options, Pipeline, load
+    from specdemo.errors import (
+        BadInput,
+        Busy,
+        CacheFull,
+        DamagedModel,
+        FetchError,
+        MissingPackage,
+        ModelError,
+        RequestFailed,
+        SpecdemoError,
+    )
 
-__all__ = ["Answer", "Message", "Options", "Pipeline", "load"]
+__all__ = [
+    "Answer",
+    "BadInput",
+    "Busy",
+    "CacheFull",
+    "DamagedModel",
+    "FetchError",
+    "Message",
+    "MissingPackage",
+    "ModelError",
+    "Options",
+    "Pipeline",
+    "RequestFailed",
+    "SpecdemoError",
+    "load",
+]
 __version__ = "0.2.0"
 
 # Every module of the package is imported after this file, so here is the one place that keeps the
@@ -28,4 +54,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'specdemo' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module("specdemo.api"), name)
+    errors = importlib.import_module("specdemo.errors")
+    return getattr(errors, name, None) or getattr(importlib.import_module("specdemo.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,10 +1,12 @@
 """The public face: `specdemo.load` gives a Pipeline, and a Pipeline gives Answers."""
 
 import json
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import fields
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from pydantic import BaseModel
@@ -30,6 +32,11 @@ PromptLike = str | Conversation | Sequence[int]
 """A text or messages, for which the chat template is used, or token ids, used as they are."""
 
 Batch = list[str] | tuple[str, ...] | Sequence[Conversation] | Sequence[Sequence[int]]
+
+
+NUMBERS = {field.name for field in fields(Settings) if isinstance(field.default, int | float)} - {
+    "ignore_eos"
+}
 
 
 class Options(TypedDict, total=False):
@@ -123,10 +130,10 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     ) -> Answer | list[Answer]:
         """The whole answer. Those to a batch are made together; each is the same as alone."""
         if not is_batch(prompt):
-            return trace_of(self.session.ask(_question(prompt, options)))
+            return trace_of(self.session.ask(_question(self.tokenizer, prompt, options)))
         stop = threading.Event()
         questions = [
-            _question(item, options, name=f"Prompt {number} of the list", stop=stop)
+            _question(self.tokenizer, item, options, name=f"Prompt {number} of the list", stop=stop)
             for number, item in enumerate(prompt)
         ]
         runs = [self.session.ask(question) for question in questions]
@@ -139,7 +146,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        return _pieces(self.session.ask(_question(prompt, options)))
+        return _pieces(self.session.ask(_question(self.tokenizer, prompt, options)))
 
     async def astream(
         self, prompt: PromptLike, **options: Unpack[Options]
@@ -147,7 +154,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
         within one round."""
         stop = threading.Event()
-        question = _question(prompt, options, stop=stop)
+        question = _question(self.tokenizer, prompt, options, stop=stop)
         async with aclosing(merged({stop: lambda: _pieces(self.session.ask(question))})) as pieces:
             async for piece in pieces:
                 yield piece or ""
@@ -158,8 +165,12 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """Answers, then decodes autoregressively too: the answer has `identical` and `speedup`. The
         first race waits until all is compiled. A short one is repeated until both ways have decoded
         for `repeat` seconds, which gives a `speedup_range`."""
-        question = _question(prompt, options, baseline=True, repeat=repeat)
+        question = _question(self.tokenizer, prompt, options, baseline=True, repeat=repeat)
         return trace_of(self.session.ask(question))
+
+    def __repr__(self) -> str:
+        info = self.session.info
+        return f"<Pipeline of {info.target}, draft by {info.draft or 'n-gram lookup'}>"
 
     def close(self) -> None:
         """End running answers and release the models."""
@@ -170,7 +181,12 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
 
 def _question(
-    prompt: object, options: Options, *, name: str = "The prompt", **fields: Any
+    tokenizer: ChatTokenizer,
+    prompt: object,
+    options: Options,
+    *,
+    name: str = "The prompt",
+    **fields: Any,
 ) -> Question:
     if is_batch(prompt):
         raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
@@ -187,10 +203,16 @@ def _question(
         except (TypeError, ValueError, RecursionError) as error:
             expected = f"it must be a JSON Schema ({error})"
             raise unusable("json_schema", schema, expected) from None
-    prediction = fields["prediction"] = settings.pop("prediction", "")
+    for option, value in settings.items():
+        if isinstance(value, str) and option in NUMBERS:
+            raise unusable(option, value, "it must be a number")
+    prediction = settings.pop("prediction", "")
     if not isinstance(prediction, str):
         raise unusable("prediction", prediction, "it must be a text")
-    return Question(read_prompt(prompt, name), parse(Settings, settings), **fields)
+    fields["prediction"] = tuple(tokenizer.encode(prediction))
+    prompt = read_prompt(prompt, name)
+    continues = not isinstance(prompt, str) and isinstance(prompt[0], int)  # token ids
+    return Question(prompt, parse(Settings, settings), continues=continues, **fields)
 
 
 def _pieces(events: Iterator[Event]) -> Generator[str, None, None]:
@@ -220,6 +242,8 @@ def load(
     The other options are those of `specdemo run`; `threads` bounds the processor threads of an
     inference. Raises BadInput for an unusable choice, FetchError, ModelError or MissingPackage.
     """
+    if os.sep in pair or pair.lower().endswith(".gguf"):
+        raise BadInput(f"{pair!r} names no pair; pass files and folders as model=...", "pair")
     choice = parse(
         ModelChoice,
         {

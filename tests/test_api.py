@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from helpers import until
 from pydantic import BaseModel
@@ -26,6 +27,7 @@ from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.runs.race import on_show
 from specdemo.runs.settings import Settings
+from specdemo.runs.trace import from_json
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 
@@ -57,6 +59,24 @@ def test_an_answer_has_text_tokens_with_origin_and_figures(toy):
     shown = Pipeline(toy).generate("<script>alert(1)</script> &amp;")._repr_html_()
     text = "".join(re.findall(r'title="\w+">(.*?)</span>', shown))
     assert text == "&lt;script&gt;alert(1)&lt;/script&gt; &amp;amp;"
+
+
+def test_an_answer_is_short_in_a_shell_and_whole_as_json(toy):
+    answer = Pipeline(toy).generate("one two")
+    assert repr(answer) == "<Answer 'one two', 8 tokens, stop>"
+    assert repr(Pipeline(toy)) == "<Pipeline of toy target, draft by toy draft>"
+    assert from_json(answer.to_json()) == answer
+    assert answer.time_to_first_token == answer.rounds[0].shown_at > 0
+    assert set(dir(specdemo)) >= {"load", "Pipeline", "BadInput", "SpecdemoError"}
+    assert specdemo.Busy is Busy
+
+
+def test_a_prediction_is_a_source_of_drafts(toy):
+    text = "one two three four five six"
+    predicted = Pipeline(toy).generate(text, prediction=text, drafter="lookup", draft_tokens=4)
+    assert predicted.text == text
+    sources = {token.source for round_ in predicted.rounds for token in round_.drafted}
+    assert "prediction" in sources and predicted.acceptance_rate > 0.5
 
 
 def test_pieces_are_streamed_and_closing_ends_the_answer(toy):
@@ -137,6 +157,7 @@ TURNS = [Message("system", "Be brief."), Message("user", "one two")]
     [
         ("one two", "one two"),
         ([7, 8], (7, 8)),
+        (np.array([7, 8]), (7, 8)),
         (CHAT, TURNS),
         (TURNS, TURNS),
         (["one", "two"], ["one", "two"]),
@@ -256,12 +277,20 @@ def test_options_are_the_fields_of_settings():
 
 
 def test_unusable_options_are_named(toy):
-    wrong = {"beams": 4}, {"temperature": -1}, {"prediction": 5}, {"json_schema": {"a": {1}}}
+    wrong = (
+        {"beams": 4},
+        {"temperature": -1},
+        {"prediction": 5},
+        {"json_schema": {"a": {1}}},
+        {"max_new_tokens": "5"},
+    )
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
             Pipeline(toy).generate("hello", **options)
     with pytest.raises(BadInput, match="'emb' is not a pair"):
         specdemo.load("emb")
+    with pytest.raises(BadInput, match=r"'folder/x.gguf' names no pair; .* model="):
+        specdemo.load("folder/x.gguf")
     with pytest.raises(BadInput, match="assistant_model needs model or pair"):
         specdemo.load(assistant_model="x")
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.messages import Round
@@ -39,7 +40,8 @@ class Question:
     for missing measurements, which can take half a minute. Setting `stop` ends the answer within
     one round. `loading` tells whether models are being loaded. The answer may call `tools`, of
     which the prompt must tell. Rounds have `logprobs` with so many of the likeliest tokens, unless
-    it is None. What the answer repeats of the tokens `prediction` is drafted from them."""
+    it is None. What the answer repeats of the tokens `prediction` is drafted from them. An answer
+    that `continues` the text of the prompt keeps a space between both."""
 
     prompt: Prompt
     settings: Settings
@@ -52,6 +54,7 @@ class Question:
     tools: Tools | None = None
     logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    continues: bool = False
 
     @property
     def instruction(self) -> str:
@@ -73,7 +76,8 @@ class AnswerRun:
         self.joules: float | None = None
         self._tokenizer = tokenizer
         spelled = question.tools.markers(tokenizer) if question.tools else {}
-        self._stream = TextStream(tokenizer, spelled=spelled)
+        before = request.tokens if question.continues else ()
+        self._stream = TextStream(tokenizer, before=before, spelled=spelled)
         self._stops = StopStrings(question.settings.stop)
         self._loading, self.compiling = question.loading, question.loading()
 
@@ -171,10 +175,12 @@ def read_prompt(prompt: object, name: str = "The prompt") -> Prompt:
     BadInput for anything else."""
     if isinstance(prompt, str):
         return prompt
+    if hasattr(prompt, "tolist"):  # an array of token ids
+        prompt = prompt.tolist()
     if isinstance(prompt, list | tuple) and prompt:
         if all(isinstance(item, Message | Mapping) for item in prompt):
             return read_messages(prompt)
-        if all(type(item) is int for item in prompt):
-            return tuple(prompt)
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
+            return tuple(map(int, prompt))
     choices = "a text, a list of messages (dicts with role and content) or a list of token ids"
     raise BadInput(f"{name} is {shown(prompt)}; it must be {choices}.", "prompt")

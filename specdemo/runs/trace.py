@@ -3,6 +3,7 @@ measures or decides anything."""
 
 import dataclasses
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -148,7 +149,7 @@ class RaceVerdict:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """A whole run; `str(trace)` is the answer's text. `prompt_reused` counts the prompt tokens that
     were already in the KV cache; `prefill_seconds` is the time of the prefill. `cpu_seconds` (of
@@ -214,6 +215,19 @@ class Trace:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        words = f"{len(self.tokens)} tokens, {self.finish_reason}"
+        return f"<Answer {reprlib.repr(self.text)}, {words}>"
+
+    def to_json(self) -> str:
+        """The trace as JSON, which opens on the page and in `from_json`."""
+        return to_json(self)
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Seconds, without the time in the queue."""
+        return summarize(self).time_to_first_token
 
     @property
     def acceptance_rate(self) -> float | None:
