@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
+from tokenizers.pre_tokenizers import Metaspace, Split, WhitespaceSplit
 
-from specdemo.errors import FetchError
+from specdemo.errors import BadInput, FetchError
 from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
 
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
@@ -104,6 +104,12 @@ def test_streamed_text_is_the_decoded_text(any_tokenizer, ids, before, special):
             assert whole.startswith(shown), "what was shown is never taken back"
     elif whole.startswith(prompt):
         assert text == whole[len(prompt) :]
+
+
+def test_a_text_on_which_the_tokenizer_panics_is_refused_in_a_sentence(tmp_path):
+    split = Split(tokenizers.Regex("(e+)+$|b"), "isolated")
+    with pytest.raises(BadInput, match="tokenizer fails on this text .*retry-limit"):
+        made(tmp_path, [], split, None).encode("e" * 40 + "x")
 
 
 def test_the_token_of_unknown_characters_is_special_only_where_it_is_spelled(tmp_path):

@@ -296,14 +296,23 @@ class Answers:
             tools=callable_tools,
             logprobs=request.likeliest,
             prediction=tuple(self._tokenizer.encode(request.predicted, special=False)),
+            continues=bool(request.continue_final_message),
         )
 
     def _text_question(self, prompt: Any, settings: Settings) -> Question:
-        tokenizer, logprobs = self._tokenizer, self._request.likeliest
+        """Special tokens that a text spells are parsed: the caller writes the whole prompt."""
+        tokenizer, suffix = self._tokenizer, getattr(self._request, "suffix", None)
+        title = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         if isinstance(prompt, str):
-            ids = tokenizer.encode(prompt, special=False, bos=True)
-            return Question(tuple(ids), settings, prompt, logprobs=logprobs)
+            prompt = tokenizer.encode(prompt, bos=not suffix)
         last = tokenizer.vocabulary_size - 1
-        if max(prompt) > last:
+        if max(prompt, default=0) > last:
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-        return Question(tuple(prompt), settings, tokenizer.decode(prompt), logprobs=logprobs)
+        if suffix:
+            if (markers := tokenizer.fill_in_markers) is None:
+                message = "This model's vocabulary has no tokens to fill in text; leave out suffix."
+                raise BadInput(message, "suffix", "unsupported_parameter")
+            begin, middle, end = markers
+            prompt = [begin, *prompt, middle, *tokenizer.encode(suffix), end]
+        logprobs = self._request.likeliest
+        return Question(tuple(prompt), settings, title, logprobs=logprobs, continues=not suffix)

@@ -286,6 +286,7 @@ Prompts = Annotated[
 
 class CompletionRequest(CommonRequest):
     prompt: Prompts
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Likeliest = None
 
@@ -295,7 +296,8 @@ class CompletionRequest(CommonRequest):
 
     @property
     def characters(self) -> int:
-        return sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))
+        texts = [*self.prompt, self.suffix or ""]
+        return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
     def likeliest(self) -> int | None:
@@ -306,6 +308,8 @@ class CompletionRequest(CommonRequest):
         self._require_few_answers()
         if self.extension.baseline:
             raise BadInput("speculative.baseline needs a chat.", "speculative")
+        if self.suffix and self.echo:
+            raise BadInput("echo cannot be combined with suffix; leave out one.", "echo")
         if self.max_tokens is None:
             self.max_tokens = 16
         return self

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import tokenizers
 
 from specdemo.convert.ir import ADDED_TOKENS, read_text
-from specdemo.errors import FetchError
+from specdemo.errors import BadInput, FetchError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thread that needs it
 
@@ -23,6 +23,13 @@ MARK = "\ud800"
 half of a character."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+FILL_IN_MARKERS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+)
+"""Of Qwen2.5-Coder and others, of StarCoder, and of Code Llama."""
+
 TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
@@ -69,6 +76,15 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Characters of the longest token."""
         return max(map(len, self.vocabulary()))
+
+    @cached_property
+    def fill_in_markers(self) -> tuple[int, int, int] | None:
+        """The tokens before a prefix, before a suffix, and before the text that goes between."""
+        for names in FILL_IN_MARKERS:
+            prefix, suffix, middle = map(self.token_id, names)
+            if prefix is not None and suffix is not None and middle is not None:
+                return prefix, suffix, middle
+        return None
 
     @property
     def json(self) -> str:
@@ -162,7 +178,7 @@ class TextStream:
     ) -> None:
         self._tokenizer, self._special, self._eager = tokenizer, special, eager
         self._spelled = spelled
-        self._ids = [id for id in before if self._has_text(id)][-2 * TAIL :]
+        self._ids = [id for id in before[-2 * TAIL :] if self._has_text(id)]
         text = self._text = self._decode(self._ids)
         self._shown = len(text) - text.endswith(REPLACEMENT)
 
@@ -209,8 +225,16 @@ class TextStream:
 
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> tokenizers.Encoding:
-    # A batch of one: `encode` would stop all threads of Python until it ends.
-    return tokenizer.encode_batch([text], add_special_tokens=bos)[0]
+    try:
+        # A batch of one: `encode` would stop all threads of Python until it ends.
+        return tokenizer.encode_batch([text], add_special_tokens=bos)[0]
+    except BaseException as error:
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # which is no Exception, and cannot be imported
+            raise
+        why = f"The model's tokenizer fails on this text ({error}); change the text or the model."
+        raise BadInput(why) from None
 
 
 def valid(text: str) -> str:
