@@ -16,7 +16,7 @@ from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
 from specdemo.engine.messages import Proposal
-from specdemo.engine.policy import Policy
+from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.sampling import Sampling
 
 
@@ -135,6 +135,18 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway(acceptance
     drafter, policy, model = asking((1, 2))
     looked_up = Proposal(3, "lookup", 0.5, acceptance)
     assert drafter._pays(model, policy.plan(), [1, 2], [9], 1.0, looked_up) == pays
+
+
+def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
+    drafter, policy, model = asking((0, 1, 2, 3))
+    model.costs.learn({1: 60.0})
+    asked_in = []
+    for number in range(2 * EXPLORE_ROUNDS + 3):
+        if drafter._pays(model, policy.plan(), [0, 1, 2, 3, 4], [], 1.0, None):
+            asked_in.append(number)
+            policy.unasked[model.name] = 0
+        policy.record_round(1.0, 1)
+    assert asked_in == [EXPLORE_ROUNDS, 2 * EXPLORE_ROUNDS]
 
 
 @pytest.mark.parametrize(("tokens_left", "pays"), [(50, True), (5, False)])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import ExitStack
+from time import perf_counter
 
 import numpy as np
 import openvino as ov
 import pytest
+from helpers import until
 from openvino import opset13 as ops
 from test_engine_head import write_head
 from test_engine_paged import CLOSE, CORE, F32
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
+from specdemo.engine import engine as engines
 from specdemo.engine.backends import numerics
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import PagedModel
@@ -143,6 +146,13 @@ def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
     assert model.settings.fixed_shapes == getattr(numerics, shapes)
 
 
+def undisturbed(forward, size, threads):
+    """A forward as on a machine without other work."""
+    before = perf_counter()
+    forward(size)
+    return False, perf_counter() - before
+
+
 @pytest.mark.parametrize(
     ("gigabytes", "shapes"), [(1, 0), (2, 0), (3, 1), (6, 2), (8, 2), (9, 3), (16, 4), (64, 4)]
 )
@@ -152,7 +162,7 @@ def test_the_preparation_ends_with_any_amount_of_memory(
     """As many fixed shapes as the embedded target of 135 MB gets. With one or two `learn_costs`
     divided by zero, and no measurement was remembered."""
     monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
-    monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)  # other work does not disturb
+    monkeypatch.setattr(cost_measurement, "_timed", undisturbed)
     files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
     available = int(gigabytes * 1e9 * weights_size(files.target) / 135e6)
     remembered: list[profile.Profile] = []
@@ -176,6 +186,61 @@ def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     assert invariance.tokens >= numerics.USEFUL_TOKENS
     assert invariance.threads == model.threads > 0
     assert model.min_tokens == invariance.min_tokens
+
+
+def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
+    tiny_llama_pair, tmp_path, monkeypatch
+):
+    """The seconds of a step that was preempted once were kept for ever, and the head not asked."""
+    monkeypatch.setattr(engines, "REMEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(cost_measurement, "MAX_SECONDS", 0.0)
+    busy, timed = [True], undisturbed
+    monkeypatch.setattr(
+        cost_measurement, "_timed", lambda *forward: (busy[0], 60 ** busy[0] * timed(*forward)[1])
+    )
+    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
+    remembered: list[profile.Profile] = []
+    options = {"context_limit": 1024, "available_bytes": lambda: 1 << 40}
+    engine = Engine(files, **options, remember=remembered.append, background=False)
+    list(engine.preparing())
+    first = remembered[-1]
+    assert not first.targets["exact"].costs and not first.draft.costs
+    assert engine.draft_step > 0, "for the moment it is used"
+    busy[0] = False
+    until(lambda: remembered[-1].draft.costs)
+    quiet = remembered[-1]
+    assert quiet.targets["exact"].measured and quiet.draft.costs[1] < engine.draft_step * 30
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "used", "preempted", "disturbed"),
+    [
+        (0.02, 0.04, 0, False),
+        (0.02, 0.02, 9, True),
+        (0.02, 0.039, 9, False),  # a long forward is preempted on a free machine too
+        (0.0228, 0.0007, 1, True),  # one preemption in a step of a third of a millisecond
+        (0.00035, 0.0003, 0, False),
+    ],
+)
+def test_a_forward_is_believed_by_what_its_threads_used(
+    monkeypatch, seconds, used, preempted, disturbed
+):
+    for name, ends in {
+        "perf_counter": [0.0, seconds],
+        "process_time": [0.0, used],
+        "_preempted": [0, preempted],
+    }.items():
+        monkeypatch.setattr(cost_measurement, name, iter(ends).__next__)
+    assert cost_measurement._timed(lambda size: None, 1, 2) == (disturbed, seconds)
+
+
+def test_other_work_does_not_shorten_the_check_of_exactness(tiny_llama_pair, monkeypatch):
+    """It counts the processor's seconds: a busy machine would find a smaller size, and keep it."""
+    monkeypatch.setattr(numerics, "process_time", lambda: 0.0)
+    monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
+    model = PagedModel(tiny_llama_pair.target, CLOSE)
+    assert measure_invariance(model).tokens > numerics.USEFUL_TOKENS
 
 
 def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):

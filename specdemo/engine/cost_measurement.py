@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import product
+from itertools import count, product
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -22,13 +22,16 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 FAR_CONTEXT = 512
 """Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
-MIN_ATTEMPTS, MAX_ATTEMPTS, MAX_SECONDS = 3, 9, 10.0
-"""Of a measurement that other work disturbs; the first attempts compile."""
+MIN_ATTEMPTS, MAX_SECONDS = 3, 10.0
+"""Attempts of a measurement; it goes on for so many seconds while other work disturbs it. The first
+attempts compile."""
 
-PREEMPTIONS, BUSY_SHARE = 2, 0.9
+PREEMPTIONS, BUSY_SHARE, LEAST_SHARE = 2, 0.9, 0.5
 """A forward is disturbed if its threads were preempted oftener than this each, and used less than
-this share of their time. Two threads: 0 to 3 times and 0.97 to 1.0 on a free machine, 6 to 1,400
-times and 0.2 to 0.86 beside other work. Long forwards are preempted oftener on a free one too."""
+BUSY_SHARE of their time. Two threads: 0 to 3 times and 0.97 to 1.0 on a free machine, 6 to 1,400
+times and 0.2 to 0.86 beside other work. Long forwards are preempted oftener on a free one too. One
+preemption can make a step of a third of a millisecond sixty times as long; so a forward is also
+disturbed if all threads together used less than LEAST_SHARE of its time."""
 
 STEADY_FORWARDS = 24
 """Forwards in a row after which the weights of an instance are in the processor's cache, if they
@@ -119,11 +122,12 @@ def _fastest(
     can make a forward three times as long."""
     best = dict.fromkeys(product(sizes, (False, True)), (True, math.inf))
     spent = 0.0
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for attempt in count(1):
         for size, same in best:
+            before = perf_counter()
             between()
             disturbed, seconds = _timed(forward, size, threads)
-            spent += seconds
+            spent += perf_counter() - before
             best[size, same] = min(best[size, same], (disturbed, seconds))
             if same:
                 yield  # a request waits for a step: with billions of weights two are enough
@@ -140,7 +144,8 @@ def _timed(forward: Callable[[int], object], size: int, threads: int) -> tuple[b
     forward(size)
     seconds, used = perf_counter() - before, process_time() - used
     idle = used < BUSY_SHARE * threads * seconds
-    return idle and _preempted() - preempted > PREEMPTIONS * threads, seconds
+    often = _preempted() - preempted > PREEMPTIONS * threads
+    return idle and often or used < LEAST_SHARE * seconds, seconds
 
 
 def _preempted() -> int:

@@ -31,7 +31,8 @@ class CostModel:
     T, C and A come from `learn`. Each forward corrects T where the size stayed, and C where it
     changed. The `level` (present seconds by learnt seconds) scales all of them and follows quickly;
     it is 0 before the first forward if T is a guess (not `measured`). `lasting` are T, C and A as
-    measured undisturbed, for later starts: corrections of a busy hour would mislead."""
+    measured undisturbed, for later starts: corrections of a busy hour would mislead. A forward of
+    less than half of the expected time disproves them."""
 
     def __init__(self) -> None:
         self.lasting: tuple[dict[int, float], float, float] = {}, 0.0, 0.0
@@ -81,8 +82,12 @@ class CostModel:
         expected = self.seconds[size] + (self.change if changed else 0.0)
         # A is an estimate: at least a quarter of the time is T and C.
         measured = max(seconds - attended * self.attention * self.level, seconds / 4)
-        # The level first; a single measurement counts as at most twice it, at least half.
         level = self.level or measured / expected
+        if seconds < level * expected / 2:
+            # Other work makes forwards longer, and nothing shorter: what was learnt is wrong.
+            self.lasting = {}, 0.0, 0.0
+            level = seconds / expected
+        # The level first; a single measurement counts as at most twice it, at least half.
         ratio = min(max(measured / expected, level / 2), level * 2)
         self.level = level + LEVEL_RATE * (ratio - level)
         # What the level does not explain corrects C or T.

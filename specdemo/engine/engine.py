@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Timer
 
 import openvino as ov
 
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 DRAFT_VOCABULARY = 65_536
 """The draft model proposes only ids below this, which are the more frequent ones: tokenizers number
 tokens in the order of their merges. Of Qwen2.5's 151,936 they are 97 % of English text."""
+
+
+REMEASURE_SECONDS = 60.0
+"""After a measurement that other work disturbed, until it is repeated in a quiet moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Engine:
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
         self.draft: HeadSource | ModelSource | None = None
+        self._timer: Timer | None = None
         exact = self._targets["exact"] = self._compile("exact")
         self._head = files.head if exact.model.paged else None
         self.drafts = self._head is not None or files.draft is not None
@@ -180,6 +185,8 @@ class Engine:
     def close(self) -> None:
         """Cancel all requests, give the profile to `remember`, and release the models."""
         self.scheduler.close()
+        if self._timer:
+            self._timer.cancel()
         if self._targets:
             self._remember(self.profile)
         with self._lock:
@@ -249,18 +256,31 @@ class Engine:
             decoder = None if draft is None else draft.decoder
             for _ in decoder.compiling if decoder else ():
                 yield
-            if not target.measured:
-                guarded = target.invariance.guard is not None
-                yield from cost_measurement.learn_costs(model, decoder, guarded=guarded)
-                target.measured = datetime.now(UTC).date().isoformat()
-            if draft is not None and not draft.runner.costs.measured:
-                yield from draft.measure(model)
+            yield from self._measuring(target, REMEASURE_SECONDS)
             self._release_files()
-            self._remember(self.profile)
         except Exception as error:
             log.error("The preparation failed and is left.", exc_info=error)
         finally:
             target.prepared.set()
+
+    def _measuring(self, target: Target, pause: float) -> Generator[None]:
+        """Measure costs that are not known to be undisturbed, and what other work has disturbed
+        again after `pause` seconds, then after twice as long, and so on."""
+        draft, costs = self.draft, target.model.costs
+        if not costs.lasting[0]:
+            decoder = None if draft is None else draft.decoder
+            guarded = target.invariance.guard is not None
+            yield from cost_measurement.learn_costs(target.model, decoder, guarded=guarded)
+            target.measured = datetime.now(UTC).date().isoformat()
+        if draft is not None and not draft.runner.costs.lasting[0]:
+            yield from draft.measure(target.model)
+        self._remember(self.profile)
+        runners = target.model, *((draft.runner,) if draft else ())
+        if not all(runner.costs.lasting[0] for runner in runners):
+            again = self._measuring(target, 2 * pause)
+            self._timer = Timer(pause, self.scheduler.run_in_background, [again])
+            self._timer.daemon = True
+            self._timer.start()
 
     def _release_files(self) -> None:
         for xml in (self._files.target, self._files.draft, self._files.head):

@@ -4,6 +4,7 @@ Counts acceptance rates during decoding. Knows no models and no token ids."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .cost_model import LARGEST, CostModel
@@ -12,6 +13,11 @@ MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with t
 
 READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text for drafting
 LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
+EXPLORE_ROUNDS = 256
+"""A source that no round has asked for so long is asked for one token, whatever it seems to cost: a
+cost that was measured beside other work would otherwise stay for ever. Of 256 rounds this is one
+draft step."""
+
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
@@ -140,12 +146,13 @@ class Policy:
     longest one. `others` is the number of tokens of other requests in the last forward.
 
     All requests share the rest and learn from each other: `costs` are the target model's,
-    `acceptance` the rates by source."""
+    `acceptance` the rates by source, `unasked` the rounds since each source was asked."""
 
     fixed: int | None = None
     limit: int = MAX_DRAFT
     costs: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    unasked: Counter[str] = field(default_factory=Counter)
     others: int = 0
     _answered: int = 0
     _seconds: float = 0.0
@@ -154,7 +161,7 @@ class Policy:
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
         shared = self.acceptance if rates is None else rates
-        return Policy(fixed, self.limit, self.costs, shared)
+        return Policy(fixed, self.limit, self.costs, shared, self.unasked)
 
     def plan(self, context: int = 0, tokens_left: int = LIKELY_TOKENS) -> RoundPlan:
         """The plan of a round after `context` tokens, with at most `tokens_left` to come."""
@@ -174,8 +181,9 @@ class Policy:
 
     def record_round(self, seconds: float, tokens: int) -> None:
         """A round took `seconds` and gave `tokens` tokens."""
-        for source in self.acceptance.values():
+        for name, source in self.acceptance.items():
             source.total.fade()
+            self.unasked[name] += 1
         self._answered += tokens
         self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
         self._tokens = 0.9 * self._tokens + tokens

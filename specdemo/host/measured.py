@@ -22,7 +22,7 @@ from specdemo.host import disk, hardware
 Subject = Mapping[str, str | int]
 Value = TypeVar("Value")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
-VERSION = 13  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 14  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)

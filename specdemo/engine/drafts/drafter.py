@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..constraint import Allowed, Mask, forced, wait
-from ..messages import Draft, Forward, Proposal, Reply, Source
-from ..policy import MAX_DRAFT, Policy, RoundPlan
+from ..messages import PREFILL_CHUNK, Draft, Forward, Proposal, Reply, Source
+from ..policy import EXPLORE_ROUNDS, MAX_DRAFT, Policy, RoundPlan
 from ..sampling import Sampling
 
 Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
@@ -142,6 +142,7 @@ class AdaptiveDrafter:
         best, proposals, seconds = None, [], 0.0
         for drafter in self.drafters:
             if drafter.free or self._pays(drafter, plan, context, drafted, survival, best):
+                self.policy.unasked[drafter.name] = 0
                 proposal, spent = yield from drafter.step(context, drafted, mask)
                 seconds += spent
                 if proposal is not None:
@@ -167,12 +168,15 @@ class AdaptiveDrafter:
         expected = self.policy.accepted(drafter.name).total.upper_bound
         if plan.fixed is not None:
             return expected > free
+        reading = drafter.catch_up(context, drafted)
+        if self.policy.unasked[drafter.name] >= EXPLORE_ROUNDS and not drafted:
+            return not reading or len(context) <= PREFILL_CHUNK
         step = drafter.cost(drafted)
         if free:
             saved = survival * (expected - free) * plan.pace - step
         else:
             saved = plan.gain(len(drafted), survival, expected, step)
-        return saved > 0 and drafter.catch_up(context, drafted) <= plan.reading_seconds
+        return saved > 0 and reading <= plan.reading_seconds
 
     def _record_proposals(self, context: list[int]) -> None:
         """Count which proposals the tokens added to the text confirm."""
