@@ -243,7 +243,10 @@ def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
     measured.write("profile", SUBJECT, MEASURED)
     assert measured.read("profile", SUBJECT, Profile) == MEASURED
     [file] = disk.measured_folder().iterdir()
-    for broken in ("", "[]", '{"about": {}, "profile": {"targets": 3}}'):
+    whole = file.read_text()
+    changed = whole.replace("0.01", "1e-9"), whole.replace('"A"', '"KV_CACHE_PRECISION"')
+    for broken in ("", "[]", '{"about": {}, "profile": {"targets": 3}}', *changed):
+        assert broken != whole
         file.write_text(broken)
         assert measured.read("profile", SUBJECT, Profile) is None and not list(measured.profiles())
     assert measured.forget() == 1 and list(file.parent.iterdir()) == []

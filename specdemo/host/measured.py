@@ -1,5 +1,5 @@
 """Keeps measurements of this machine, one small JSON file per kind and subject. A file that is
-broken, or of another machine or version of OpenVINO, counts as missing."""
+broken or changed, or of another machine or version of OpenVINO, counts as missing."""
 
 import hashlib
 import json
@@ -60,6 +60,7 @@ def read(name: str, subject: Subject, kind: type[Value]) -> Value | None:
 
 def write(name: str, subject: Subject, value: object) -> None:
     content = {"about": subject, name: to_jsonable_python(value)}
+    content["sha256"] = _checksum(content)
     disk.replace_file(_path(name, subject), json.dumps(content, indent=1).encode())
 
 
@@ -99,9 +100,16 @@ def _path(name: str, subject: Subject) -> Path:
 def _read(name: str, path: Path, kind: type[Value]) -> tuple[Subject, Value] | None:
     try:
         content = json.loads(path.read_bytes())
+        if content.pop("sha256") != _checksum(content):
+            return None
         return content["about"], _adapter(kind).validate_python(content[name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """A file that was changed by hand or by a fault of the disk could make answers differ."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _graph(model: Path | Checkpoint) -> str:
