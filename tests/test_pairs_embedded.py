@@ -175,6 +175,16 @@ def test_a_damaged_model_leaves_the_cache_and_a_folder_of_the_users_own_stays(ho
     assert intact.is_dir() and not broken.exists() and (own / ir.WEIGHTS).is_file()
 
 
+@pytest.mark.parametrize("manifest", ["{}", "[]", '{"openvino_model.bin": '])
+def test_a_manifest_that_does_not_name_every_file_of_a_model_is_damaged(home, manifest):
+    folder = made(home / "exported" / "broken")
+    (folder / ir.MANIFEST).write_text(manifest)
+    damage(folder)
+    with pytest.raises(DamagedModel, match=f"^{ir.MANIFEST} in broken changed"):
+        Check([folder]).require()
+    assert not folder.exists()
+
+
 def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
     """On Windows a file stays that is in use."""
     source = sources.source_of(str(tiny_home / "llama-target"), "model", "int8")

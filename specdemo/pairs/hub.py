@@ -264,6 +264,9 @@ def _storage(repo: str, cache: str | Path = "") -> Path:
     return Path(cache or constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
+MODEL_SUFFIXES = {".xml", ".bin", ".npy", ".json"}  # of files that a manifest must name
+
+
 def put(scratch: Path, folder: Path) -> None:
     """Write MANIFEST, the hashes of the files in `scratch`, then rename `scratch` to `folder`, in
     place of what was left there."""
@@ -298,6 +301,10 @@ def _known_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 by file name. Raises FetchError for a damaged manifest."""
     if _written_here(folder):
         hashes = ir.read_json(folder / ir.MANIFEST)
+        paths = [path for path in folder.iterdir() if not path.is_symlink()]
+        files = {path.name for path in paths if path.suffix in MODEL_SUFFIXES}
+        if unnamed := files - {ir.MANIFEST} - hashes.keys():
+            raise FetchError(f"{folder / ir.MANIFEST} does not name {min(unnamed)}.")
         return {name: digest for name, digest in hashes.items() if re.fullmatch(r"\w[\w.-]*", name)}
     storage, caches = folder.parent.parent, (Path(constants.HF_HUB_CACHE), PRELOADED)
     if folder.parent.name != "snapshots" or storage.parent not in caches:
