@@ -101,15 +101,29 @@ def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselin
     file = tmp_path / "trace.json"
     options = ["--max-new-tokens", "40", "--draft-tokens", "3", "--baseline", "--json", str(file)]
     assert cli.main(["run", QUESTION, *options]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     trace = from_json(file.read_text())
     assert (trace.instruction, trace.settings.draft_tokens) == (QUESTION, 3)
     assert trace.identical is True
     assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
     assert trace.text == tiny_llama_pair.tokenizer.decode(trace.token_ids)
-    for shown in (terminal.printable(trace.text, "\n"), "identical", trace.pair.numerics_found):
-        assert shown in out
+    assert terminal.printable(trace.text, "\n") in out and "identical" not in out
+    for shown in ("identical", trace.pair.numerics_found):
+        assert shown in err
     assert "\x1b" not in out, "not a terminal"
+
+
+def test_run_reads_the_question_from_standard_input_and_prints_the_answer_alone(
+    tiny_llama_pair, capsys, monkeypatch
+):
+    monkeypatch.setattr(run, "load_pair", lambda choice: tiny_llama_pair)
+    options, texts = ["--max-new-tokens", "8"], []
+    for question, more in ((QUESTION, []), ("-", ["--quiet"])):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode())))
+        assert cli.main(["run", question, *options, *more]) == 0
+        texts.append(capsys.readouterr())
+    assert texts[0].out == texts[1].out and "tokens/s" in texts[0].err
+    assert "tokens/s" not in texts[1].err
 
 
 def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(

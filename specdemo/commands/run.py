@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import click
 from rich.console import Console
@@ -25,18 +26,27 @@ STYLES = {
 }
 """By the origin of a token: a colour, mostly with an attribute for colour-blind readers."""
 
+MAX_BYTES = 10_000_000  # read from the standard input; no context holds as many
 CHECK_SECONDS = 2.0  # wait for the check of the models' files, which began when they were loaded
 PREPARING = "Compiling and measuring what makes answers fast"
 PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
 @click.command()
-@click.argument("instruction", help="What to ask.")
+@click.argument("instruction", help="What to ask; - reads the standard input.")
 @click.option("--baseline", is_flag=True, help="Also decode autoregressively, and compare.")
+@click.option("--quiet", is_flag=True, help="Print the answer alone.")
 @answer_options
 def run(
-    instruction: str, baseline: bool, json_file: str | None, choice: ModelChoice, settings: Settings
+    instruction: str,
+    baseline: bool,
+    quiet: bool,
+    json_file: str | None,
+    choice: ModelChoice,
+    settings: Settings,
 ) -> None:
+    if instruction == "-":
+        instruction = sys.stdin.buffer.read(MAX_BYTES).decode("utf-8", "replace")
     # The bytes may be UTF-8 even where the locale is not; invalid bytes are replaced.
     instruction = instruction.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not instruction.strip():
@@ -46,19 +56,20 @@ def run(
     from specdemo.runs.session import compiled_session  # imports openvino, so after the checks
 
     out = sys.stderr if json_file == "-" else sys.stdout
-    screen = Console(file=out, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = partial(Console, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    screen, notes = console(file=out), console(stderr=True, quiet=quiet)
     with progress_bar() as report:
         session = compiled_session(loaded, report, background=False)
     with session:
-        screen.print(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
+        notes.print(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
         if screen.is_terminal:
             for origin, style in STYLES.items():
-                screen.print(origin, style=style, end="   ")
-            screen.print("\n")
+                notes.print(origin, style=style, end="   ")
+            notes.print("\n")
         events = session.ask(Question(instruction, settings, baseline=baseline))
         trace = show(after_preparation(events), screen)
         loaded.check.require(CHECK_SECONDS)
-    screen.print("\n" + "\n".join(figures_of(trace)))
+    notes.print("\n" + "\n".join(figures_of(trace)))
     if json_file:
         write_json(to_json(trace), json_file)
 
