@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -165,6 +166,25 @@ def file(tmp_path_factory) -> Path:
     unscaled = {"llama__rope__scaling__type": ("none", GGUFValueType.STRING)}
     tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q8_0, **unscaled)
     return path
+
+
+@pytest.mark.parametrize("name", ["rope__scale_linear", "rope__scaling__factor"])
+def test_a_factor_of_positions_without_a_type_is_linear_as_in_llama_cpp(tmp_path, name):
+    factor = {f"llama__{name}": (4.0, GGUFValueType.FLOAT32)}
+    path = tmp_path / "scaled.gguf"
+    tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q8_0, **factor)
+    shape, _ = gguf_file.decoder(gguf_file.read(path))
+    assert set(shape.rope_factors) == {4.0}
+
+
+def test_weights_that_are_no_finite_numbers_are_refused(file, tmp_path):
+    damaged, tensors = tmp_path / "damaged.gguf", gguf_file.decoder(gguf_file.read(file))[1]
+    shutil.copy(file, damaged)
+    with open(damaged, "r+b") as content:
+        content.seek(tensors["output.weight"].begin)
+        content.write(np.float16(np.inf).tobytes())  # the scale of a block of Q8_0
+    with pytest.raises(FetchError, match=r"damaged.gguf is damaged: .* no finite numbers"):
+        export(damaged, tmp_path / "out", "int8")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -3,6 +3,7 @@ and never lose."""
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import numpy as np
@@ -263,6 +264,12 @@ def test_acceptance_rates_are_learnt_by_confidence():
         rates.record(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05
+
+
+def test_a_confidence_that_is_no_number_counts_as_none():
+    rates = Acceptance()
+    rates.record(math.nan, False)
+    assert rates(math.nan) == rates(0.0) < 0.1
 
 
 def test_a_fair_chunk_takes_no_longer_than_one_without_context():

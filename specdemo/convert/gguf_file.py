@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Self
 
 import numpy as np
 from gguf import GGMLQuantizationType, TokenType
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
@@ -183,8 +183,10 @@ def _format(kind: int) -> str:
 class GgufSizes(Sizes):
     """The metadata of a GGUF file about its architecture, without the architecture's name."""
 
-    scaling: str = Field("none", validation_alias="rope.scaling.type")
-    factor: Positive = Field(1.0, validation_alias="rope.scaling.factor")
+    scaling: str = Field("linear", validation_alias="rope.scaling.type")  # as llama.cpp has it
+    factor: Positive = Field(
+        1.0, validation_alias=AliasChoices("rope.scaling.factor", "rope.scale_linear")
+    )
     rotated: Size = sized(1 << 16, "rope.dimension_count", default=0)
 
 

@@ -67,7 +67,10 @@ class Tensor:
         stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
         if self.order is not None and not self.swapped:
             stored = stored[order - low]
-        values: np.ndarray = gguf.dequantize(stored, self.type)
+        with np.errstate(invalid="ignore", over="ignore"):  # refused below
+            values: np.ndarray = gguf.dequantize(stored, self.type)
+        if not np.isfinite(values).all():  # one of them would make all logits NaN
+            raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
         return values[:, order].T if self.swapped else values
 
 

@@ -74,6 +74,8 @@ class Acceptance:
         self.total.record(accepted)
 
     def _band(self, confidence: float) -> Rate:
+        if math.isnan(confidence):  # of a damaged head; a draft never ends an answer
+            return self.bands[0]
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
 
 
