@@ -493,6 +493,11 @@ def test_what_cannot_be_run_is_one_sentence_and_leaves_nothing(file, tmp_path, c
     assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
+def header(entries: dict) -> bytes:
+    data = json.dumps(entries).encode()
+    return struct.pack("<Q", len(data)) + data
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -501,6 +506,8 @@ def test_what_cannot_be_run_is_one_sentence_and_leaves_nothing(file, tmp_path, c
             for size in (0, 300, 100_000)
         ),
         (lambda path: path.rename(path.with_name("pytorch_model.bin")), "safetensors"),
+        (lambda path: path.write_bytes(header({"a": {"dtype": ["F32"]}})), "damaged or truncated"),
+        (lambda path: path.write_bytes(header({"a": {"pad": "a" * 5_000_000}})), "damaged or"),
         (
             lambda path: path.with_name("config.json").write_text(json.dumps(SMALL)),
             r"should be \[999, 128\], and it is \[1000",

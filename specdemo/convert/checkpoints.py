@@ -21,7 +21,7 @@ _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
-_HEADER_BYTES = 64 << 20  # 600,000 tensors
+_HEADER_BYTES = 4 << 20  # 40,000 tensors, which are read in a second; large models have 2,000
 _BUFFERS = (".inv_freq", ".attention.bias", ".masked_bias", ".attn.bias")
 
 
@@ -171,7 +171,7 @@ def _header(path: Path) -> dict[str, Tensor]:
             data = file.read(end - 8) if end <= min(size, _HEADER_BYTES) else b"{}"
         tensors = {}
         for key, entry in _TABLE.validate_json(data).items():
-            if entry.get("dtype") in _TYPES:
+            if str(entry.get("dtype")) in _TYPES:
                 kind, shape, (first, last) = _ENTRY.validate_python(entry)
                 tensor = Tensor(path, end + first, tuple(shape), _TYPES[kind])
                 if not 0 <= first <= last <= size - end or tensor.bytes != last - first:
