@@ -20,7 +20,7 @@ import openai
 import pytest
 from helpers import CHATML, served, until
 from pydantic import ValidationError
-from toy_session import LOGIT, ToySession, byte_pair
+from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
@@ -274,6 +274,49 @@ def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, toy):
         assert (short.choices[0].text, short.choices[0].logprobs) == (prompt + TEXT[:count], None)
         assert short.choices[0].finish_reason == "length"
         assert short.usage.completion_tokens == count and short.usage.prompt_tokens == 3
+
+
+def test_tokens_that_are_parts_of_a_character_have_their_own_bytes_and_true_offsets():
+    """A token is a byte: "\u00e9" is spelled by two."""
+    how = {"max_tokens": 4, "temperature": 0, "model": "Scripted-1"}
+    loaded = replace(byte_pair(), template=CHATML)
+    with ToySession("a\u00e9b", loaded=loaded, info=INFO) as toy, served(toy) as server:
+        client = client_of(server)
+        answer = client.chat.completions.create(messages=QUESTION, logprobs=True, **how).choices[0]
+        entries = answer.logprobs.content
+        completed = client.completions.create(
+            prompt="\u00e9", echo=True, logprobs=3, **how | {"max_tokens": 2}
+        ).choices[0]
+    assert answer.message.content == "a\u00e9b"
+    assert [entry.bytes for entry in entries] == [[97], [0xC3], [0xA9], [98]]
+    assert completed.logprobs.tokens[:2] == ["bytes:\\xc3", "bytes:\\xa9"]
+    offsets, text = completed.logprobs.text_offset, completed.text
+    assert offsets == [0, 0, 1, 2][: len(offsets)] and text.startswith("\u00e9")
+    assert all(len(likely) >= 3 for likely in completed.logprobs.top_logprobs[1:])
+
+
+@pytest.fixture(scope="module")
+def filling():
+    """A vocabulary with the markers to fill in text."""
+    pair = byte_pair()
+    library = Tokenizer(TOKENIZER)._parsing
+    library.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    library.save(str(TOKENIZER.with_name("filling")))
+    tokenizer = Tokenizer(TOKENIZER.with_name("filling"))
+    with ToySession(TEXT, loaded=replace(pair, tokenizer=tokenizer), info=INFO) as toy:
+        yield toy
+
+
+def test_special_tokens_of_a_raw_prompt_are_parsed_and_suffix_makes_them(filling):
+    encode, how = filling.loaded.tokenizer.encode, {"max_tokens": 1, "model": "Scripted-1"}
+    written = "<|fim_prefix|>a(<|fim_suffix|>)<|fim_middle|>"
+    with served(filling) as server:
+        complete = client_of(server).completions.create
+        complete(prompt=written, **how)
+        complete(prompt="a(", suffix=")", **how)
+        first, second = (question.prompt for question in filling.questions)
+    assert first == second == tuple(encode(written)) and len(first) == 6
+    assert filling.questions[0].continues and not filling.questions[1].continues
 
 
 def test_the_likelihood_of_an_echo_is_that_of_the_answer(complete_really):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.engine.messages import Logprobs, Round
@@ -25,6 +25,7 @@ from specdemo.server.host import Host, Loading, Ready, ShowLine
 from specdemo.server.metrics import Record
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
+from specdemo.text.tokenizer import TextStream
 from specdemo.text.tools import CallReader, FunctionCall
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """The text of a token, its log-probability and the likeliest tokens with theirs. A prompt's
-    first token has none."""
+    """The bytes of a token, its log-probability and the likeliest tokens with theirs, which a
+    prompt's first token has not. Its text begins at the character `offset` of the whole text."""
 
-    text: str
+    content: bytes
     logprob: float | None = None
-    likeliest: tuple[tuple[str, float], ...] = ()
+    likeliest: tuple[tuple[bytes, float], ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,8 @@ class Answers:
         """Raises BadInput or Busy before the first."""
         reader = CallReader(question.tools)
         content, scored = self._echo(question)
-        spelled = sent = 0  # characters of the answer
+        ends = () if question.settings.ignore_eos else self._loaded.stop_ids
+        echoed, spelled, sent = len(content), 0, 0  # characters of the prompt and of the answer
         unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._session.ask(question)) as events:
             for event, text in with_text(events):
@@ -212,8 +215,9 @@ class Answers:
                         event = replace(event, rounds=(), finish_reason="length")
                 elif isinstance(event, Round):
                     for token, logprobs in zip_longest(event.tokens, event.logprobs):
-                        if logprobs:
-                            unsent.append((spelled, self._scored(token.id, logprobs)))
+                        if logprobs and token.id not in ends:
+                            scored_token = self._scored(token.id, logprobs, echoed + spelled)
+                            unsent.append((spelled, scored_token))
                         spelled += len(token.text)
                 sent += len(text)
                 while unsent and (unsent[0][0] < sent or spelled == sent):
@@ -231,17 +235,20 @@ class Answers:
             return question.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
-        first, *others = cast(tuple[int, ...], question.prompt)
+        prompt, title = cast(tuple[int, ...], question.prompt), question.title
+        # Special tokens that the caller has spelled have a text; one before the text has none.
+        stream = TextStream(self._tokenizer, special=self._tokenizer.decode(prompt) != title)
+        *offsets, end = accumulate((len(stream.push(id)) for id in prompt), initial=0)
+        surplus = end + len(stream.rest()) - len(title)
+        offsets = [max(offset - surplus, 0) for offset in offsets]
         run = self._session.submit(question, PromptLogprobs, logprobs=request.likeliest)
-        scored = map(self._scored, others, run.result() or ())
-        return question.title, [ScoredToken(self._token_text(first)), *scored]
+        scored = map(self._scored, prompt[1:], run.result() or (), offsets[1:])
+        return title, [ScoredToken(self._tokenizer.token_bytes(prompt[0])), *scored]
 
-    def _scored(self, token: int, logprobs: Logprobs) -> ScoredToken:
-        likeliest = tuple((self._token_text(id), logprob) for id, logprob in logprobs.top)
-        return ScoredToken(self._token_text(token), logprobs.token, likeliest)
-
-    def _token_text(self, token: int) -> str:
-        return self._tokenizer.decode([token], special=True)
+    def _scored(self, token: int, logprobs: Logprobs, offset: int) -> ScoredToken:
+        bytes_of = self._tokenizer.token_bytes
+        likeliest = tuple((bytes_of(id), logprob) for id, logprob in logprobs.top)
+        return ScoredToken(bytes_of(token), logprobs.token, likeliest, offset)
 
     def _question(self, number: int) -> Question:
         with self._lock:

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -120,7 +119,7 @@ class ChoiceWriter:
         self._calls: list[FunctionCall] = []
         self._tokens: list[ScoredToken] = []
         self._begun = False
-        self._written_calls = self._written_characters = 0
+        self._written_calls = 0
         self.trace: Trace | None = None
 
     def add(self, piece: Piece) -> None:
@@ -181,32 +180,42 @@ class ChoiceWriter:
         return calls
 
     def _chat_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        def entry(text: str, logprob: float | None) -> dict[str, Any]:
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        def entry(content: bytes, logprob: float | None) -> dict[str, Any]:
+            text = content.decode("utf-8", "replace")
+            return {"token": text, "logprob": logprob, "bytes": list(content)}
 
         entries = [
-            entry(token.text, token.logprob)
+            entry(token.content, token.logprob)
             | {"top_logprobs": [entry(*likely) for likely in token.likeliest]}
             for token in tokens
         ]
         return {"content": entries, "refusal": None}
 
     def _text_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        lengths = (len(token.text) for token in tokens)
-        *offsets, self._written_characters = accumulate(lengths, initial=self._written_characters)
         # The chosen token is listed even if others are likelier.
         likeliest = [
             None
             if token.logprob is None
-            else {token.text: token.logprob, **dict(reversed(token.likeliest))}
+            else {
+                token_text(content): logprob
+                for content, logprob in ((token.content, token.logprob), *reversed(token.likeliest))
+            }
             for token in tokens
         ]
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [token_text(token.content) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": likeliest if self._request.likeliest else None,
-            "text_offset": offsets,
+            "text_offset": [token.offset for token in tokens],
         }
+
+
+def token_text(content: bytes) -> str:
+    """A token's text; of a part of a character its bytes, which tell such tokens apart."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 class ResponseWriter:

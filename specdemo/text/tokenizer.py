@@ -23,6 +23,14 @@ MARK = "\ud800"
 half of a character."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+BYTES = {
+    chr(code): bytes([byte])
+    for code, byte in [*zip(_PRINTED, _PRINTED, strict=True), *enumerate(_OTHERS, 256)]
+}
+"""The characters with which byte-level vocabularies write bytes."""
+
 FILL_IN_MARKERS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -63,6 +71,7 @@ class Tokenizer:
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
         unknown = content["model"].get("unk_token")
         self._unknown_id = unknown and self.token_id(unknown)
+        self._byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         # Of tokens that stand for one byte each, such as <0x0A>.
         names = [f"<0x{byte:02X}>" for byte in range(256 * ("ByteFallback" in text))]
         self.byte_ids = frozenset(self.token_id(name) for name in names)
@@ -143,6 +152,17 @@ class Tokenizer:
     def stream(self) -> Callable[[int], str]:
         """`push` of an eager TextStream, with the texts of special tokens."""
         return TextStream(self, special=True, eager=True).push
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that a token stands for: a part of a character, perhaps. Of an added or special
+        token its text, and none beyond the vocabulary."""
+        string = self.string(id)
+        if id in self.byte_ids:
+            return bytes([int(string[3:5], 16)])
+        if self._byte_level and string not in self.added:
+            parts = (BYTES.get(char, char.encode()) for char in string)
+            return b"".join(parts)
+        return string.replace("\u2581", " ").encode()
 
     def string(self, id: int) -> str:
         """The vocabulary string of an id, "" beyond the vocabulary."""
