@@ -3,7 +3,7 @@ and the routes of the page or of the API."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,14 +16,17 @@ from specdemo import __version__
 from specdemo.errors import SpecdemoError
 from specdemo.server.request_guard import RequestGuard, has_key, refusal
 
-if TYPE_CHECKING:
-    from specdemo.server.host import Host
-    from specdemo.server.ray import ReplicaBackend
-
 REFUSED = HTTPException, RequestValidationError, SpecdemoError, Exception
 
 
-def application(host: Host | ReplicaBackend, guard: RequestGuard, router: APIRouter) -> FastAPI:
+class Reports(Protocol):
+    """What reports on models: a Host, or the replicas of one (`ray.ReplicaBackend`)."""
+
+    async def health(self) -> dict[str, Any]: ...
+    async def metrics(self) -> str: ...
+
+
+def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAPI:
     """The application, with the guard in `state.guard`. With a key, /health gives only its status
     to requests without it."""
 

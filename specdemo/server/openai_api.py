@@ -6,9 +6,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -18,15 +18,12 @@ from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.server.application import application
-from specdemo.server.backend import LocalBackend, Piece, ScoredToken
+from specdemo.server.application import Reports, application
+from specdemo.server.backend import Piece, ScoredToken
 from specdemo.server.request_guard import MAX_BODY, RequestGuard, refusal
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall
-
-if TYPE_CHECKING:
-    from specdemo.server.ray import ReplicaBackend
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +48,14 @@ class Route(APIRoute):
         return handle_read
 
 
-def openai_application(
-    backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
-) -> FastAPI:
+class Backend(Reports, Protocol):
+    """What answers: the pair in this process (`LocalBackend`), or replicas (`ReplicaBackend`)."""
+
+    async def model(self) -> dict[str, Any]: ...
+    def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]: ...
+
+
+def openai_application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
     """The API. With a `key` all but /openapi.json and /health need it."""
     # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
@@ -85,7 +87,7 @@ def openai_application(
 
 
 async def answer(
-    backend: LocalBackend | ReplicaBackend,
+    backend: Backend,
     body: CommonRequest,
     model: dict[str, Any],
     request: Request,
