@@ -160,7 +160,7 @@ export class RaceView {
   }
 
   drawChart() {
-    cancelIdleCallback?.(this.idle);
+    window.cancelIdleCallback?.(this.idle);   // which Safari has not
     const act = () => {
       if (!this.trace || document.documentElement.classList.contains("sd-running")) return;
       const { span, ...figure } = raceFigure(this.shownRun, this.overlays, this.find(".sd-chart").offsetWidth);
@@ -169,7 +169,7 @@ export class RaceView {
       draw(this.find(".sd-chart"), figure).then(() => this.live || this.show(this.motion.view))
         .catch((error) => say(this.find(".sd-chart"), error.message));
     };
-    this.idle = requestIdleCallback ? requestIdleCallback(act, { timeout: 1500 }) : setTimeout(act, 300);
+    this.idle = window.requestIdleCallback?.(act, { timeout: 1500 }) ?? setTimeout(act, 300);
   }
 
   /* Scrolls the texts and the strip to their starts (0) or to their ends (a large number). */
