@@ -482,7 +482,6 @@ VALUES = b"blk.0.attn_v.weight"
         ),
         ((b"none", b"yarn"), r"scales its positions \(yarn\): not supported"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_run_is_one_sentence_and_leaves_nothing(file, tmp_path, change, message):
     data = file.read_bytes()
