@@ -14,6 +14,7 @@ import click
 from specdemo import __version__
 from specdemo.commands.shared import CONTEXT, option_name
 from specdemo.errors import BadInput, SpecdemoError, naming
+from specdemo.host.terminal import printable
 
 FAILURE, INTERRUPTED = 1, 130
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
@@ -94,7 +95,8 @@ def main(
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
         message, code = _sentence(error), getattr(error, "exit_code", FAILURE)
-    click.echo(f"{name}: {' '.join(message.split())}", err=True)
+    # A chat template can raise a sentence of its own: no escape sequence reaches the terminal.
+    click.echo(f"{name}: {printable(' '.join(message.split()))}", err=True)
     return code
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import count
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -111,6 +112,12 @@ def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselin
     for shown in ("identical", trace.pair.numerics_found):
         assert shown in err
     assert "\x1b" not in out, "not a terminal"
+
+
+def test_an_error_of_a_strangers_template_brings_no_escape_sequence(capsys, monkeypatch):
+    monkeypatch.setattr(run, "load_pair", Mock(side_effect=BadInput("\x1b]0;title\x07 refused")))
+    assert cli.main(["run", QUESTION]) == 2
+    assert capsys.readouterr().err == "specdemo: \\x1b]0;title\\x07 refused\n"
 
 
 def test_run_reads_the_question_from_standard_input_and_prints_the_answer_alone(

@@ -132,6 +132,7 @@ def test_what_jinja_refuses_is_one_sentence_and_keeps_the_process(process, templ
         ("{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true) }}", '{"a": 1, "b": "<é>"}'),
         ("{{ ['é'] | tojson(ensure_ascii=true, indent=1) }}", '[\n "\\u00e9"\n]'),
         ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
+        ("{{ ['é'] | tojson(true, 1) }}", '[\n "\\u00e9"\n]'),
         ("{{ strftime_now('%%') }}{{ text }}", "%\ud800😀\n"),
     ],
 )

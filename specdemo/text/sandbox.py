@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -134,13 +134,23 @@ def environment() -> Any:
         def text(self, caller: Callable[[], str]) -> str:
             return caller()
 
+    def to_json(  # with the parameters of transformers, by position too
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        options: dict[str, Any] = {"indent": indent, "separators": separators}
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **options)
+
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
     made = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    made.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    made.filters["tojson"] = to_json
     made.globals["raise_exception"] = refuse
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return made
