@@ -22,6 +22,13 @@ from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.text.grammar import Grammars
 
+BEYOND_DOUBLES = [
+    {"const": 1234567890123456789},
+    {"enum": ["a", {"b": [2**63]}]},
+    {"type": "object", "properties": {"id": {"type": "integer", "minimum": 10**21}}},
+    {"type": "integer", "exclusiveMaximum": -(2**53) - 1},
+]
+
 FILE = Path(__file__).parent / "data" / "schemas.jsonl"
 SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
 PERSON = {
@@ -214,3 +221,10 @@ def test_the_next_tokens_distribution_is_that_of_allowed_tokens(marked_session):
     likely = next_token(marked_session, "Who?", options, ids)
     texts = {tokenizer.decode([id]) for id in likely.ids}
     assert texts and all("tea".startswith(text) or "coffee".startswith(text) for text in texts)
+
+
+@pytest.mark.parametrize("schema", BEYOND_DOUBLES)
+def test_a_number_whose_digits_could_change_is_refused(grammars, schema):
+    with pytest.raises(BadInput, match=r"^json_schema has the number -?\d+, and digits of"):
+        grammars.compiled(json.dumps(schema))
+    grammars.compiled(json.dumps({"const": 2**53}))

@@ -43,6 +43,8 @@ SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
 
 SCHEMAS_BY_NAME = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
 DATA = "enum", "const", "default", "examples"  # keywords whose values are no schemas
+VALUES = "const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
+EXACT = 2**53  # llguidance computes with doubles, which hold all integers up to this one
 MAX_DIGITS, MAX_EXPONENT = 20, 2  # 17 digits tell any double, after a zero and a point
 
 Start = Callable[[], Constraint]
@@ -281,6 +283,10 @@ def _json(schema: str, place: str) -> str:
             part.pop("format", None)  # an annotation
         elif part["format"] in TIMES:
             part["allOf"] = [*part.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
+    for number in _numbers([[part.get(name) for name in VALUES] for part in schemas]):
+        if abs(number) > EXACT:
+            message = f"{place} has the number {number}, and digits of numbers beyond {EXACT:,}"
+            raise BadInput(f"{message} could change; make it a string.", param)
     values = [part["multipleOf"] for part in schemas if "multipleOf" in part]
     numbers = (value for value in values if type(value) in (int, float) and isfinite(value))
     divisors = set(map(_digits, numbers))
@@ -288,6 +294,17 @@ def _json(schema: str, place: str) -> str:
         message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
         raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
     return f"%json {json.dumps(document | {'x-guidance': JSON_STYLE})}"
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in JSON data."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    elif type(value) in (int, float):
+        yield value
 
 
 def _require_size(text: str, param: str) -> None:
