@@ -120,6 +120,23 @@ def test_what_a_form_of_another_site_can_send_is_not_read(kind):
     assert response.status_code == 415 and "application/json" in message_of(response)
 
 
+def test_a_response_that_comes_before_the_body_was_read_closes_the_connection():
+    refused = ask(RequestGuard(), "POST", headers={"Content-Type": "text/plain"}, content="x")
+    assert (refused.status_code, refused.headers["connection"]) == (415, "close")
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_browsers_keep_to_a_files_type_and_the_page_stays_out_of_strangers_frames(
+    monkeypatch, space
+):
+    if space:
+        monkeypatch.setenv("SPACE_ID", "a/b")
+    headers = ask(RequestGuard(allow_origins=["https://a.example"])).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    policy = None if space else "frame-ancestors 'self' https://a.example"
+    assert headers.get("content-security-policy") == policy
+
+
 def test_without_the_key_no_body_is_read():
     pieces = []
 

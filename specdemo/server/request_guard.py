@@ -70,6 +70,7 @@ class RequestGuard:
         allow_origins: Iterable[str] = (),
         key: str | None = None,
     ):
+        self._space = "SPACE_ID" in os.environ
         self._machine = {"localhost", socket.gethostname().lower()}
         named = os.environ.get("SPACE_HOST", ""), *allowed_hosts
         self.hosts = {name.lower() for name in named} - {""} | self._machine
@@ -128,17 +129,36 @@ class RequestGuard:
         except ClientDisconnect:
             pass
         except (HTTPException, BadInput) as error:
-            await refusal(error)(scope, receive, send)
+            response = refusal(error)
+            if isinstance(error, HTTPException) and scope["method"] == "POST":
+                response.headers["Connection"] = "close"  # its body was perhaps not read
+            await response(scope, receive, self._protected(send))
         else:
             messages = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replayed() -> MutableMapping[str, Any]:
                 return messages.pop() if messages else await receive()
 
-            await app(scope, replayed, send)
+            await app(scope, replayed, self._protected(send))
         finally:
             self.open -= counted
             self._of_network -= Counter([network])  # forgets a network without requests
+
+    def _protected(self, send: Send) -> Send:
+        """`send` with headers: browsers keep to the type of a file, and show the page in frames of
+        its own site, of allowed origins, and of the Hub if it is a Space."""
+        frames = " ".join(["'self'", *self.allow_origins])
+        headers = [(b"x-content-type-options", b"nosniff")]
+        if not self._space:
+            policy = f"frame-ancestors {frames}".encode()
+            headers.append((b"content-security-policy", policy))
+
+        async def protected(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        return protected
 
     def _check(self, scope: Scope) -> None:
         """Raises HTTPException for a request that is not allowed, whatever its body is."""
