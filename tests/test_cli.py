@@ -200,7 +200,8 @@ def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
 
 
 OPTIONS = """
-    --baseline --json --help --pair --model --assistant-model --weight-format --thinking --device
+    --baseline --quiet --json --help --pair --model --assistant-model --weight-format --thinking
+    --device
     --draft-device --kv-cache --max-new-tokens --draft-tokens --drafter --temperature --top-p
     --top-k --seed --coupling --numerics --json-schema --min-p --presence-penalty
     --frequency-penalty --repetition-penalty --logit-bias --ignore-eos --stop

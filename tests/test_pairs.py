@@ -6,7 +6,6 @@ import json
 import shutil
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -284,23 +283,6 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
         *_, second = session.ask(Question("hello", settings, baseline=True))
         assert session.info.numerics_found == numerics_found
     assert second.token_ids == first.token_ids and second.identical
-
-
-def test_costs_that_were_measured_beside_other_work_are_measured_again(
-    tiny_llama_pair, monkeypatch
-):
-    def costs() -> list[dict[int, float]]:
-        with Session(tiny_llama_pair, background=False) as session:
-            session.prepare()
-            profile = session._engine.profile
-            return [profile.targets["exact"].costs, profile.draft.costs]
-
-    calls = count(step=100)
-    monkeypatch.setattr(cost_measurement, "BUSY_SHARE", 2.0)  # never reached
-    monkeypatch.setattr(cost_measurement, "_preempted", lambda: next(calls))
-    assert costs() == [{}, {}]
-    monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
-    assert all(costs())
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):

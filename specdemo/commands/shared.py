@@ -165,6 +165,7 @@ def write_json(text: str, destination: str) -> None:
     try:
         with click.open_file(destination, "wb") as file:
             file.write(text.encode("utf-8", "replace") + b"\n")
+            file.flush()  # a full disk is told here
     except OSError as error:
         raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error
 
