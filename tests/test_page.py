@@ -352,7 +352,7 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
     page.locator(".sd-seek").fill("0")
     expect(page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1)
     since = time.monotonic()
-    tab.press("1")
+    tab.press("Real time")
     page.wait_for_function("document.querySelector('.sd-time').textContent.startsWith('0.48 s')")
     expect(page.locator(".sd-play")).to_contain_text("Replay")
     assert time.monotonic() - since > 0.45, "quicker than it was"
@@ -721,9 +721,10 @@ def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser
     assert page.evaluate("window.specdemo.race.motion.playing")
     page.clock.run_for(400)
     assert not page.evaluate("window.specdemo.race.motion.playing")
+    labels = {"1/4": "1/4 speed", "1/16": "1/16 speed", "1": "Real time"}
     for speed, seconds in {"1/4": 0.25, "1/16": 0.0625, "1": 1.0}.items():
         page.evaluate("window.specdemo.race.motion.jump(Infinity)")
-        page.get_by_role("button", name=speed, exact=True).click()
+        page.get_by_role("button", name=labels[speed], exact=True).click()
         page.clock.run_for(400)
         page.keyboard.press(" ")
         assert page.evaluate(shown) == pytest.approx(0.4 * seconds, abs=0.031 * seconds)
@@ -776,7 +777,7 @@ def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(page):
     assert [one.split() for one in picture.all_inner_texts()] == [
         "1 Guess The draft guesses ahead five sax sven".split(),
         "2 Check The model checks in one step five ✓ sax ✗ sven".split(),
-        "3 Keep The model adds one of its own five six".split(),
+        "3 Keep The model replaces the wrong word five six".split(),
     ]
     page.get_by_role("tab", name="How it works").click()
     text = page.locator(".sd-station-text")

@@ -82,6 +82,10 @@ def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both
     said = "Not identical: token 5 is 'question ', autoregressive 'other', margin 0.0125 logits."
     assert words["identity"] == said and words["difference"] == 4
     assert (words["tone"], words["headline"]) == ("differ", "The answers differ")
+    classic = dataclasses.replace(TRACE.settings, temperature=0.7, coupling="maximal")
+    differing = changed({"tokens": tuple(shown)}, identical=False, settings=classic)
+    expected = wording.verdict(differing)
+    assert expected["tone"] == "neutral" and "as expected" in expected["headline"]
 
 
 FOX = [5, 6, 7, 8] * 12

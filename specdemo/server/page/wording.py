@@ -50,6 +50,9 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
     if not trace.identical:
         tone, headline = "differ", "The answers differ"
         identity = f"Not identical: {describe_difference(trace)}."
+        if trace.settings.temperature and trace.settings.coupling == "maximal":
+            tone, headline = "neutral", "Different answers, as expected"
+            identity = "This rule keeps the distribution, not the tokens."
     else:
         tone, headline = _headline(trace)
         if LOOP in notes and tone == "faster":
@@ -144,7 +147,7 @@ def _why(race: Trace | Repeat) -> str:
         return COMPILING
     if race.disturbed:
         return "other requests ran beside it"
-    return "it was watched, and drawing its tokens takes time from the models"
+    return "showing it live slows the models"
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:

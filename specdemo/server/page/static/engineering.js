@@ -40,12 +40,14 @@ const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
   if (baseline) {
     ways.push(["autoregressive", baseline.cpu_seconds, baseline.joules, summary.baseline_decoded]);
   }
+  const [[, ours, , made], [, theirs, , reached] = []] = ways;
+  say(find(".sd-saves"), theirs && ours / made > theirs / reached ? "What it costs" : "What else it saves");
   const readable = ways.every(([, , energy]) => energy != null);
   find(".sd-energy").hidden = readable;
   price.oninput = () => {
     const hourly = Math.max(0, Number(price.value) || 0);
     find(".sd-saved").replaceChildren(table(
-      ["Run", "Processor seconds", ...(readable ? ["Joules of the processors"] : []), "A million tokens at this price"],
+      ["Run", "Processor seconds", ...(readable ? ["Joules of the processors"] : []), "A million tokens, in the price's currency"],
       ways.map(([name, spent, energy, tokens]) => [name, seconds(spent),
         ...(readable ? [energy.toFixed(1)] : []),
         tokens ? (spent / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));

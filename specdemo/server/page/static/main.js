@@ -32,7 +32,8 @@ const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
   const counted = verdict.races?.filter((one) => one.counted).map((one) => one.speedup) ?? [];
   const ends = [Math.min(...counted), Math.max(...counted)].map((one) => one.toFixed(2));
-  const result = counted.length ? `${trace.summary.speedup.toFixed(2)} times (${ends.join(" to ")})` : verdict.headline;
+  const range = counted.length > 1 ? ` (${ends.join(" to ")})` : ", one race";
+  const result = counted.length ? `${trace.summary.speedup.toFixed(2)} times${range}` : verdict.headline;
   const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
   const title = `${trace.instruction.slice(0, 200)}: ${result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
   const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }], lay = `Lay over the chart: ${title}`;
@@ -80,7 +81,9 @@ export const mountRace = (element) => {
     root.querySelector(".sd-verdict").scrollIntoView({ block: "nearest" });
     target.value = "";
   });
-  on("drafts", "click", () => !running() && stream("drafts", values(), receive));
+  // Of the run that is shown: their curves are laid over its own.
+  const shown = () => ({ ...values(), ...(race.trace && { question: race.trace.instruction }) });
+  on("drafts", "click", () => !running() && stream("drafts", shown(), receive));
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (

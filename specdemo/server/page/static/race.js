@@ -8,7 +8,6 @@ import { Runner, TokenLine, roundNodes } from "./runner.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
-const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
 const MOST_COLUMNS = 400;
 
 export class RaceView {
@@ -137,8 +136,8 @@ export class RaceView {
       for (const { box, tokens } of ended) box.dataset.cut = `cut at ${tokens} tokens`;
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
-    say(this.find(".sd-prefill"), `The question was read before, in ${seconds(trace.prefill_seconds)}, `
-      + `the same for both${reused ? ` (${reused} of its ${prompt} tokens were in the cache)` : ""}.`);
+    say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
+      + `is not included${reused ? `; ${reused} of its ${prompt} tokens were in the cache` : ""}.`);
     // Not earlier: during a race, drawing the columns would take time from it.
     this.strip.append(...spec.events.slice(0, MOST_COLUMNS).map((one) => one.column));
     drawEngineering(this.find, trace, curve);
@@ -146,7 +145,6 @@ export class RaceView {
     this.drawChart();
     this.hooks.settled(this, watched);
     if (watched) bringIntoView(this.find(".sd-verdict"));
-    if (watched && trace.identical !== null) this.motion.start(RESULT_FIRST);
     const ends = [spec, baseline].map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-chart").ariaLabel = `Tokens against seconds: speculative ${ends[0]}, autoregressive ${ends[1]}`;
   }
@@ -179,18 +177,18 @@ export class RaceView {
   }
 }
 
-/* The speed-ups of all races on one line with 1: filled if they count, hollow if not. */
+/* The speed-ups of all races on one scale: filled if they count, hollow if not. */
 const drawDots = (root, races) => {
   root.hidden = !races.length;
-  const ends = [1, ...races.map(({ speedup }) => speedup)].filter(Number.isFinite);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = .1 * (high - low) || .1;
   const line = make("span", "sd-scale"), put = (x, cls, text = "") => {
     const node = line.appendChild(make("span", cls, text));
-    node.style.left = `${(100 * (x - low + pad) / (high - low + 2 * pad)).toFixed(1)}%`;
+    // Logarithmic, from a half to four: 1.03 lies near 1 whatever the other races are.
+    const octaves = Math.log2(Math.min(Math.max(x, 1 / 2), 4)) + 1;
+    node.style.left = `${(3 + 94 * octaves / 3).toFixed(1)}%`;
     return node;
   };
   put(races[0]?.speedup ?? 1, "sd-value", races[0]?.speedup?.toFixed(2) ?? "");
-  put(1, "sd-one", "1");
+  for (const [at, label] of [[1 / 2, "½"], [1, "1"], [2, "2"], [4, "4"]]) put(at, "sd-one", label);
   races.forEach(({ speedup, counted, why }, number) => {
     const dot = put(speedup, `sd-dot${counted ? "" : " sd-hollow"}${number ? "" : " sd-on-show"}`);
     dot.title = `${speedup?.toFixed(2)} times as fast${number ? "" : ", the race on show"}`

@@ -16,6 +16,8 @@ const tellingRound = ({ rounds }) => {
 
 const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));
 
+const KEPT = { correction: "The model replaces the wrong word", undefined: "All guesses are kept" };
+
 const cards = {
   Guess: ({ drafted }) => ["The draft guesses ahead", drafted.map((one) => word("guess", one))],
   Check: ({ drafted }) => ["The model checks in one step", drafted.map((one, place) => {
@@ -23,7 +25,7 @@ const cards = {
     const look = one.accepted ? "right" : place === first ? "struck" : "guess";
     return word(look, { text: one.text.trim() + (one.accepted ? " ✓" : place === first ? " ✗" : "") });
   })],
-  Keep: ({ drafted, emitted }) => ["The model adds one of its own", [
+  Keep: ({ drafted, emitted }) => [KEPT[emitted?.kind] ?? "The model adds one of its own", [
     ...drafted.filter((one) => one.accepted).map((one) => word("right", one)),
     ...(emitted ? [word(emitted.kind === "correction" ? "wrong" : "own", emitted)] : [])]],
 };
@@ -78,8 +80,8 @@ const station = (number, { trace, verdict, curve }) => {
   }
   if (number === 3) {
     return [`${roundWords(round)} The next round begins there. Keys and values of text that was read are `
-      + `kept in a cache, so the ${prompt} tokens of the question were read once; ${dropped} guesses left `
-      + "the cache again, by lowering its length. Nothing is copied.", cardsOf(round, 3)];
+      + `kept in a cache, so the ${prompt} tokens of the question were read once; ${dropped} wrong guesses `
+      + "were removed from the cache. Nothing is copied.", cardsOf(round, 3)];
   }
   const paid = curve?.measured ?? summary.speedup;
   return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
