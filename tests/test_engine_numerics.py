@@ -201,7 +201,7 @@ def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
     files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
     remembered: list[profile.Profile] = []
     options = {"context_limit": 1024, "available_bytes": lambda: 1 << 40}
-    engine = Engine(files, **options, remember=remembered.append, background=False)
+    engine = Engine(files, **options, remember=remembered.append)
     list(engine.preparing())
     first = remembered[-1]
     assert not first.targets["exact"].costs and not first.draft.costs

@@ -130,7 +130,8 @@ class Scheduler:
     no forward finds the cache full. Kept texts are dropped to make room.
 
     With `background`, background work runs while idle, and beside requests every PATIENCE seconds;
-    after `hurry` always. If the loop fails, the active requests fail and the loop goes on."""
+    after `hurry` always, until there is none. If the loop fails, the active requests fail and the
+    loop goes on."""
 
     def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.most_active = most_active
@@ -167,7 +168,7 @@ class Scheduler:
         self._notify()
 
     def hurry(self) -> None:
-        """Do background work from now on, beside requests too."""
+        """Do the background work that there is now, beside requests too."""
         self._hurried = True
         self._notify()
 
@@ -242,6 +243,8 @@ class Scheduler:
             ended = True
         if ended:
             self._background.popleft()
+            # What comes later, such as measuring again, waits for a quiet moment.
+            self._hurried = self._hurried and bool(self._background)
         self._prepared_at = monotonic()
 
     def step(self) -> None:
