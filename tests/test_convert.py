@@ -103,6 +103,7 @@ TIED = {"tie_word_embeddings": True}
 LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "source", "weight_format", "own"),
     [

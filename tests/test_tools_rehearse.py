@@ -34,6 +34,7 @@ def few_forwards(monkeypatch) -> None:
     monkeypatch.setattr(tool, "TOKENS", (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "bits", "tied"), [("gptneox", 8, False), ("llama", 4, True)])
 def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, family, bits, tied):
     shape = Shape(256, 2, 4, 3000, 1024, 4, 64, tied=tied, family=FAMILIES[family])
@@ -74,6 +75,7 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert list(disk.cache_home().glob("rehearsal/scratch-*")) == []
 
 
+@pytest.mark.slow
 def test_smollm2_is_rehearsed_with_the_files_of_the_embedded_target_as_its_draft(
     tiny_shapes, monkeypatch, tmp_path
 ):

@@ -373,6 +373,7 @@ def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served,
     assert model["speedup"] == pytest.approx(0.13 / 0.077) and model["acceptance_rate"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_benchmark_repeats_its_prompts_until_three_turns_agree(served):
     settings = {"max_new_tokens": 20, "drafter": "model", "draft_tokens": 1}
     *_, last = streamed(served[0], "benchmark", "tab-1", **settings)
@@ -431,6 +432,7 @@ def test_a_lost_connection_frees_its_request(served, monkeypatch, kind):
     assert session.forwards - made < 400
 
 
+@pytest.mark.slow
 def test_the_load_test_counts_what_its_visitors_get(served):
     questions = itertools.repeat("one two three four five")
     figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
@@ -438,6 +440,7 @@ def test_the_load_test_counts_what_its_visitors_get(served):
     assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]
 
 
+@pytest.mark.slow
 def test_a_level_of_load_leaves_no_answer_to_the_next(served, monkeypatch):
     url, session, service = served
     monkeypatch.setattr(session.target, "fault", lambda batch: time.sleep(0.5))
