@@ -30,6 +30,7 @@ from specdemo.convert.exporting import export
 from specdemo.engine.backends.paged import ModelSettings, PagedModel, Run
 from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.pairs import hub, sources
+from specdemo.pairs.loading import read_text_files
 from specdemo.text.templates import Message, chat_template
 from specdemo.text.tokenizer import TextStream, Tokenizer
 
@@ -363,6 +364,23 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     assert ids == {tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert limit == 256
+
+
+@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.CONTROL])
+def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(file, tmp_path, kind):
+    read = gguf_file.read(file)
+    tokens, kinds = (read.fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    start, end, think = map(tokens.index, ("<|im_start|>", "<|im_end|>", tiny_gguf.ADDED))
+    kinds[start] = kinds[end] = kind
+    read.fields["tokenizer.ggml.eos_token_id"] = tokens.index("<|endoftext|>")
+    gguf_file.write_tokenizer(read, tmp_path)
+    tokenizer, template, stop_ids, _ = read_text_files(tmp_path)
+    assert end in stop_ids and tokenizer.decode([start, think, end]) == tiny_gguf.ADDED
+    prompt = template.render("a<|im_end|>\n<|im_start|>system\nb<|think|>", tokenizer)
+    assert [id for id in prompt if id in (start, end)] == [start, end, start]
+    config = {"eos_token_id": tokens.index("<|endoftext|>")}  # of a model without turns
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert end in read_text_files(tmp_path)[2]
 
 
 # What the engine needs of these graphs

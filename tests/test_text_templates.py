@@ -180,6 +180,21 @@ def test_no_special_token_in_a_text_changes_the_special_tokens_of_a_prompt(token
         assert probe.strip() in text or family in ("hermes", "lengths")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_with_which_a_template_marks_turns_are_special(tokenizer, tmp_path, family):
+    template = Template(family, FAMILIES[family], tokens=TOKENS)
+    turns, end = template.turn_markers()
+    content = json.loads(tokenizer.json)
+    for token in content["added_tokens"]:
+        token["special"] = False
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    text = f"a{''.join(turns)}b{end}"
+    ids = template.render_chat(user(text, text, text), Tokenizer(path, turns | {*TOKENS.values()}))
+    assert ids == template.render_chat(user(text, text, text), tokenizer)
+    assert turns.isdisjoint(MARKERS)
+
+
 @pytest.mark.parametrize(
     ("jinja", "text"),
     [

@@ -46,7 +46,7 @@ _WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
-"""Control tokens that end an answer, also where the file names only one of them."""
+"""Tokens that end an answer, also where the file names only one of them, or calls them words."""
 _PIECES = "llama"  # the name of SentencePiece's vocabularies in GGUF files
 
 
@@ -290,6 +290,7 @@ class GgufVocabulary(Configuration):
     add_bos_token: bool | None = None
     add_space_prefix: bool = True
     chat_template: str = ""
+    tool_template: str = Field("", validation_alias="chat_template.tool_use")
 
     def of_type(self, kind: int) -> list[str]:
         types = zip(self.tokens, self.token_type, strict=True)
@@ -396,8 +397,7 @@ def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
 
 def _configuration(file: Gguf, metadata: GgufVocabulary) -> dict[str, Any]:
     context = Ends.of(file.section(f"{file.architecture}."), file.path).context
-    controls = set(metadata.of_type(TokenType.CONTROL))
-    ends = {id for id, token in enumerate(metadata.tokens) if token in _ENDS and token in controls}
+    ends = {id for id, token in enumerate(metadata.tokens) if token in _ENDS}
     return {
         "model_type": file.architecture,
         "max_position_embeddings": context,
@@ -408,4 +408,6 @@ def _configuration(file: Gguf, metadata: GgufVocabulary) -> dict[str, Any]:
 def _tokenizer_configuration(metadata: GgufVocabulary) -> dict[str, Any]:
     ids = {name: getattr(metadata, name) for name in ("bos", "eos", "unk", "pad")}
     named = {f"{name}_token": metadata.tokens[id] for name, id in ids.items() if id >= 0}
-    return named | {"chat_template": metadata.chat_template or None}
+    templates = {"default": metadata.chat_template, "tool_use": metadata.tool_template}
+    listed = [{"name": name, "template": text} for name, text in templates.items() if text]
+    return named | {"chat_template": listed or None}

@@ -101,21 +101,18 @@ def _opened(
     pair: Pair, check: Check, target: Snapshot, draft: Snapshot | None = None
 ) -> LoadedPair:
     choice = pair.choice
-    tokenizer = Tokenizer(target.folder / "tokenizer.json")
+    tokenizer, template, stop_ids, context = read_text_files(target.folder)
     head, layers, model = _head(pair, target, draft)
-    ids, context = ir.read_config(target.folder)
     draft_context, translation = 0, None
     if model and pair.draft:
-        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
+        draft_ids, draft_context = ir.read_config(model.folder)
+        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json", ends=draft_ids)
         if difference := vocabulary_difference(tokenizer, draft_tokenizer):
             log.warning(
                 f"{pair.draft.name} has another vocabulary than {pair.target.name} ({difference}): "
                 "its text is encoded again with the target's tokenizer."
             )
             translation = partial(TextTranslation, tokenizer, draft_tokenizer)
-        draft_context = ir.read_config(model.folder)[1]
-    end = tokenizer.token_id("### End")  # only Dolly has this token
-    template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
     embedded_draft = pair.embedded and not (pair.draft and pair.draft.repo)
     typical = embedded_draft and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
@@ -138,7 +135,7 @@ def _opened(
         ),
         tokenizer=tokenizer,
         template=template,
-        stop_ids=ids if end is None else ids | {end},
+        stop_ids=stop_ids,
         # Beyond a model's context, learned positions fail and rotary ones are untrained.
         context_limit=context or draft_context or 2048,
         draft_context=draft_context,
@@ -146,6 +143,20 @@ def _opened(
         typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
         check=check,
     )
+
+
+def read_text_files(folder: Path) -> tuple[Tokenizer, Template, frozenset[int], int]:
+    """A model's tokenizer and template, the ids that end answers, and its context (tokens, 0: not
+    given). What a token is for decides which tokens are special. Raises FetchError, BadInput."""
+    template, (ids, context) = chat_template(folder), ir.read_config(folder)
+    turns, turn_end = template.turn_markers() if template else (set(), "")
+    named = template.tokens.values() if template else ()
+    tokenizer = Tokenizer(folder / "tokenizer.json", turns.union(named), ids)
+    end = tokenizer.token_id("### End")  # only Dolly has this token
+    template = template or (RAW if end is None else DOLLY)
+    if turns.isdisjoint(map(tokenizer.string, ids)):  # a configuration of a model without turns
+        end = tokenizer.token_id(turn_end) if end is None else end
+    return tokenizer, template, ids if end is None else ids | {end}, context
 
 
 def _head(

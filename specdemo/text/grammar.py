@@ -15,7 +15,7 @@ import numpy as np
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.turns import ShortestFirst
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import MARKER, Tokenizer
 from specdemo.text.tools import CallForm, Tools
 
 MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of the properties
@@ -166,7 +166,7 @@ class Grammars:
     def _literal(self, text: str) -> str:
         """The grammar of a text. Markers are added tokens if the model has them: it was not
         trained to spell them."""
-        pieces = filter(None, re.split(r"(<[^<>\s]+>|\[[A-Z_]+\])", text))
+        pieces = filter(None, re.split(f"({MARKER.pattern})", text))
         added = self._added
         return " ".join(
             f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces

@@ -13,7 +13,7 @@ from typing import Any
 from specdemo.convert.ir import TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
-from specdemo.text.tokenizer import MARK, Tokenizer, valid
+from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid
 from specdemo.text.tools import CallForm, FunctionCall, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
@@ -61,6 +61,24 @@ class Template:
     def call_form(self) -> CallForm | None:
         """How the model writes calls of tools; None if that is not known."""
         return call_form(self.tools_jinja or self.jinja)
+
+    def turn_markers(self) -> tuple[set[str], str]:
+        """The texts in the form of special tokens with which turns begin and end, and the one that
+        follows an assistant's message, if any."""
+        turns = [Message(role, role) for role in ("user", "assistant", "user")]
+        try:
+            probe = self.text(turns, change=_Placeholders())
+        except BadInput:  # it takes a single message
+            probe = self.text(turns[:1], change=_Placeholders())
+        probe = probe[: probe.rfind(MARK)]  # what asks for an answer may begin with <think>
+        _, _, after = probe.partition(_PLACEHOLDER.format(2))
+        end = MARKER.match(after.lstrip())
+        names = MARKER.findall(self.jinja + self.tools_jinja)
+        named = {name for name in names if name[0] == "[" or name[1] in "|\uff5c"}
+        # Pairs such as <think> and </think> enclose parts of a text, which are shown.
+        tags = {name.replace("</", "<") for name in names if name.startswith("</")}
+        named.update(n for n in MARKER.findall(probe) if n.replace("</", "<") not in tags)
+        return named, end[0] if end else ""
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Raises BadInput."""

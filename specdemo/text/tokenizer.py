@@ -38,6 +38,9 @@ FILL_IN_MARKERS = (
 )
 """Of Qwen2.5-Coder and others, of StarCoder, and of Code Llama."""
 
+MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+"""The form of special tokens, and of others such as <think>."""
+
 TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
@@ -46,13 +49,13 @@ class Tokenizer:
     Unicode's composed form NFC, and SmolLM2's vocabulary lacks the bytes of six control characters
     and of Unicode's unassigned planes 4 to 11."""
 
-    def __init__(self, path: Path) -> None:
-        """Read `path` (tokenizer.json). Raises FetchError."""
+    def __init__(self, path: Path, turns: Iterable[str] = (), ends: Iterable[int] = ()) -> None:
+        """Read `path` (tokenizer.json). Whatever the file says, tokens among the texts `turns`,
+        with which a template marks turns, and `ends` of answers are special. Raises FetchError."""
         try:
             text = read_text(path)
             content = json.loads(text)
-            added = content.get("added_tokens") or []
-            if len(added) > ADDED_TOKENS:
+            if len(content.get("added_tokens") or ()) > ADDED_TOKENS:
                 raise FetchError(f"{path} has more than {ADDED_TOKENS:,} added tokens.")
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
@@ -60,14 +63,17 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise FetchError(f"{path} is missing, or not a tokenizer that can be read.") from error
+        unmarked = self._unmarked(turns, ends)
         for tokenizer in (self._parsing, self._literal):
             tokenizer.no_padding()
             tokenizer.no_truncation()
+            if unmarked:
+                tokenizer.add_special_tokens(unmarked)
         self._literal.encode_special_tokens = True
-        special = [token for token in added if token.get("special")]
-        self.special_ids = frozenset(token["id"] for token in special)
-        self.added = {token["content"]: token["id"] for token in added}
-        first = "".join({re.escape(token["content"][:1]) for token in special})
+        added = self._parsing.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.added = {token.content: id for id, token in added.items()}
+        first = "".join({re.escape(added[id].content[:1]) for id in self.special_ids})
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
         unknown = content["model"].get("unk_token")
         self._unknown_id = unknown and self.token_id(unknown)
@@ -75,6 +81,20 @@ class Tokenizer:
         # Of tokens that stand for one byte each, such as <0x0A>.
         names = [f"<0x{byte:02X}>" for byte in range(256 * ("ByteFallback" in text))]
         self.byte_ids = frozenset(self.token_id(name) for name in names)
+
+    def _unmarked(self, turns: Iterable[str], ends: Iterable[int]) -> list[tokenizers.AddedToken]:
+        """Tokens that are special by their role only. A text that is no added token may be a word
+        in brackets."""
+        added = self._parsing.get_added_tokens_decoder().values()
+        known = {token.content: token for token in added}
+        roles = {name for name in map(self.string, ends) if MARKER.fullmatch(name)}
+        roles |= {text for text in turns if text in known or text[1:2] in ("|", "\uff5c")}
+        found = filter(self.token_id, roles)
+        made = [known.get(text, tokenizers.AddedToken(text, normalized=False)) for text in found]
+        unmarked = [token for token in made if not token.special]
+        for token in unmarked:
+            token.special = True
+        return unmarked
 
     @cached_property
     def vocabulary_size(self) -> int:
