@@ -1,15 +1,16 @@
-"""EAGLE-3 heads in the engine: rows, chains and rollback as an independent reference has them, and
-the target's states that they read."""
+"""EAGLE-3 heads in the engine: rows, chains and rollback as an independent reference has them, the
+target's states that they read, and every draft along an answer."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import pytest
 import tiny_gguf
-from eagle3_reference import ReferenceHead
+from eagle3_reference import Past, ReferenceHead, write_made_up_head
 from test_convert import EXACT
 from test_convert_eagle3 import HIDDEN, VOCABULARY, exported, written
 
@@ -18,6 +19,9 @@ from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import ModelSettings, Run, Taps
+from specdemo.runs.question import Question
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 
 PROPERTIES = tuple(EXACT.items())
 DEPTH = 5
@@ -121,14 +125,16 @@ def test_an_export_that_gives_no_states_chains_all_the_same(tmp_path):
     model = ov.Core().read_model(xml)
     model.remove_result(model.output("state").node)
     ov.save_model(model, tmp_path / "other.xml", compress_to_fp16=False)
-    text, states = Text(ReferenceHead(source), 0), []
+    text, states, chained = Text(ReferenceHead(source), 0), [], []
     for path in (xml, tmp_path / "other.xml"):
         head = opened(path)
-        [reply] = head.forward(
-            [Run(head.new_sequence(), text.tokens[:8], 1, states=text.states[:8])]
-        )
+        sequence = head.new_sequence()
+        [reply] = head.forward([Run(sequence, text.tokens[:8], 1, states=text.states[:8])])
         states.append(reply.state.copy())
+        [reply] = head.forward([Run(sequence, [5], 1, True, chained=states[-1][-1:])])
+        chained.append(reply.rows.copy())
     assert np.array_equal(*states) and states[0].shape == (8, HIDDEN)
+    assert np.array_equal(*chained)
 
 
 def test_other_models_are_no_heads(tiny_llama_pair):
@@ -169,3 +175,85 @@ def test_the_states_of_a_target_are_those_that_enter_its_layers(tmp_path, kind):
 def test_a_layer_that_the_target_lacks_is_one_sentence(tiny_llama_pair):
     with pytest.raises(ModelError, match=r"layers \(2, 1, 3\) of a target that has 2"):
         PagedModel(tiny_llama_pair.target, ModelSettings(hidden=Taps((2, 1, 3))))
+
+
+# Drafting
+
+
+LAYERS = (0, 1, 2)
+PROMPT = "Count from one to five.\n" * 15  # more tokens than a chunk of the prefill
+DRAFTED = Settings(max_new_tokens=24, drafter="model", draft_tokens=3)
+
+
+def head_pair(pair, folder, weight_format="fp16", **own):
+    """The Llama-shaped pair with a made-up EAGLE-3 head."""
+    sizes = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16, "embedding": False}
+    write_made_up_head(folder / "head", **sizes | own, eagle_aux_hidden_state_layer_ids=LAYERS)
+    xml = exported(folder / "head", weight_format)
+    return dataclasses.replace(pair, draft=None, head=xml, head_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def reference_pair(tiny_llama_pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("head")
+    embedding, _ = heads.tables(tiny_llama_pair.target)
+    pair = head_pair(tiny_llama_pair, folder)
+    return pair, ReferenceHead(folder / "head", embedding)
+
+
+@pytest.fixture(scope="module")
+def eagle_pair(tiny_llama_pair, tmp_path_factory):
+    """With an embedding of the head's own, and normalized states in its chains."""
+    folder = tmp_path_factory.mktemp("normalized")
+    return head_pair(tiny_llama_pair, folder, "int8", norm_output=True, embedding=True)
+
+
+def states_of(pair, tokens: list[int]) -> np.ndarray:
+    model = PagedModel(pair.target, ModelSettings(hidden=Taps(LAYERS)))
+    with model.new_sequence() as sequence:
+        return model.forward([Run(sequence, tokens, 1)])[0].state.copy()
+
+
+def test_every_draft_along_an_answer_is_the_references(reference_pair):
+    """Rows of the prompt in chunks, rows written anew after rejections, chains of any depth; with
+    the prompt in the prefix cache too, and without its rows where only n-grams were asked."""
+    pair, reference = reference_pair
+    with Session(pair) as session:
+        prompts = [PROMPT, PROMPT, PROMPT + "Go."]
+        for prompt in prompts:
+            *_, trace = session.ask(Question(prompt, DRAFTED))
+            text = pair.template.render(prompt, pair.tokenizer)
+            count = len(text)
+            text = [*text, *trace.token_ids]
+            g = reference.fused(states_of(pair, text).astype(float))
+            logits, states, past = reference.rows(g[:-1], text[1:], reference.empty)
+            right = total = 0
+            for round_ in trace.decoding_rounds:
+                row, state = logits[count - 1], states[count - 1 : count]
+                chain = Past(past.keys[:count], past.values[:count])
+                for token in round_.drafted:
+                    own = row[list(reference.tokens).index(token.id)]
+                    right += row.max() - own < 0.05  # near ties are rounding
+                    total += 1
+                    rows, state, chain = reference.rows(state, [token.id], chain)
+                    row = rows[0]
+                count += len(round_.tokens)
+            assert total > 30 and right == total
+
+
+def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
+    pair, _ = reference_pair
+    with Session(pair) as session:
+        session.prepare()
+        head, read = session._engine.draft.runner, []
+        forward = head.forward
+
+        def noting(batch):
+            read.extend(run.rows == 0 for run in batch)
+            return forward(batch)
+
+        monkeypatch.setattr(head, "forward", noting)
+        for seconds, text in ((1.0, PROMPT), (1e-7, PROMPT + "!")):
+            head.costs.learn({1: seconds, 16: 16 * seconds})
+            list(session.ask(Question(text, dataclasses.replace(DRAFTED, draft_tokens=None))))
+            assert any(read) == (seconds < 1)

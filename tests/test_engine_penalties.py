@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers import next_token
-from test_engine_eagle_session import eagle_pair, reference_pair  # noqa: F401
+from test_engine_eagle import eagle_pair, reference_pair  # noqa: F401
 from test_engine_head import head_pair  # noqa: F401
 from test_engine_translated import folders, translated_pair  # noqa: F401
 
