@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import re
 import threading
 import time
 import zlib
@@ -319,12 +320,13 @@ def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answ
     tab = open_tab(other_server.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
     assert tab.page.evaluate("performance.getEntriesByName('sd-play')[0].startTime") > 0
-    status = tab.page.locator(".sd-status")
-    expect(status).to_contain_text("Recorded on")
-    question = tab.page.input_value("#sd-question textarea")
-    expect(status).to_contain_text(question)
+    card, question = tab.page.locator(".sd-verdict"), tab.page.input_value("#sd-question textarea")
+    for words in (f"“{question}”", "Recorded on", "Model SmolLM2-135M-Instruct"):
+        expect(card).to_contain_text(words)
+    expect(card).to_have_attribute("data-recorded", "")  # not green: of another machine
     tab.run()
-    expect(status).to_have_text("Compiling the models. Your question is answered next.")
+    words = "Compiling the models. Your question is answered next."
+    expect(tab.page.locator(".sd-status")).to_have_text(words)
     expect(tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).not_to_have_count(0)
     other_server.ready.set()
     assert tab.finished()["instruction"] == question
@@ -400,6 +402,28 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
         assert other.text(part) == tab.text(part) != ""
 
 
+def test_a_link_with_a_question_offers_its_race_and_no_other_result_stands_under_it(
+    open_tab, url, session
+):
+    tab = open_tab(url, urlencode({"question": "Who was Napoleon?", "speed": "steps"}))
+    card, steps = tab.page.locator(".sd-verdict"), tab.page.locator(".sd-header .sd-step")
+    expect(card).to_contain_text(re.compile("“Who was Napoleon\\?”\\s+Not raced yet\\s+Press Run"))
+    expect(tab.page.locator(".sd-figure")).to_be_hidden()
+    expect(steps).to_have_count(3)
+    session.pause(3)
+    tab.run()
+    expect(card).to_contain_text("Racing")
+    # What would take the place of the live answer waits for its end.
+    assert tab.page.evaluate(
+        "['.sd-visits', '.sd-file'].every(name => document.querySelector(name).inert)"
+    )
+    open_run(tab.page, to_json(made_up()))
+    session.resume()
+    assert tab.finished()["instruction"] == "Who was Napoleon?"
+    tab.page.reload()
+    expect(card).to_contain_text("Not raced yet")
+
+
 def packed(data: bytes) -> str:
     """What a link to a run has in its fragment."""
     deflate = zlib.compressobj(wbits=-15)
@@ -418,7 +442,7 @@ def test_a_link_that_holds_no_run_says_so_in_one_sentence(open_tab, url):
     ):
         tab.page.evaluate("fragment => { location.hash = '#run=' + fragment; }", fragment)
         expect(error).to_contain_text(words)
-        expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
+        expect(tab.page.locator(".sd-origin")).to_contain_text("Recorded on")
 
 
 SHIFTS = """() => new Promise((resolve) => {
@@ -578,7 +602,13 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(ope
                 return
         raise AssertionError(f"no way to {selector} by Tab")
 
-    tab_to("#sd-question textarea")
+    tab_to("#sd-run")
+    tab.before = tab.page.evaluate("window.specdemo.race.run")
+    press("Enter")
+    tab.finished()
+    assert tab.page.evaluate(f"{focus}.id") == "sd-run", "the button that vanished took the focus"
+    while not tab.page.evaluate(f"{focus}.matches('#sd-question textarea')"):
+        press("Shift+Tab")
     ring = tab.page.evaluate(f"[getComputedStyle({focus}).outlineStyle, {focus}.value]")
     assert ring == ["solid", "What is the water cycle?"]
     press("Control+A")
@@ -791,7 +821,8 @@ def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(page):
     assert drawn(page) == STEPS[3][0]
     page.get_by_role("tab", name="How it works").click()
     page.get_by_role("button", name="Ask a question that gains little").click()
-    expect(page.locator(".sd-status")).to_contain_text(f", pair toy: “{DOES_NOT_PAY}”")
+    expect(page.locator(".sd-verdict")).to_contain_text(f"“{DOES_NOT_PAY}”")
+    expect(page.locator(".sd-origin")).to_contain_text("Measured on")
 
 
 # Saved runs from strangers

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from specdemo.runs.trace import Trace, from_json
 from specdemo.server.page.events import finished
-from specdemo.server.page.wording import origin
 
 STATIC = Path(__file__).parent / "static"
 RECORDED = STATIC / "recorded"  # races to watch before a question; tools/page_record.py makes them
@@ -25,7 +24,7 @@ class Assets:
         self.races: dict[str, Trace] = {}
         for path in sorted(RECORDED.glob("*.json")):
             self.races[path.name] = trace = from_json(path.read_text("utf-8"))
-            self.files[path.name] = finished(trace, "opened", origin(trace)).encode()
+            self.files[path.name] = finished(trace, "opened").encode()
         everything = b"".join(self.files[name] for name in sorted(self.files))
         self.digest = hashlib.sha256(everything).hexdigest()[:12]
 

@@ -88,16 +88,22 @@ def message(phase: str, note: str = "", **extra: Any) -> str:
     return as_json({"phase": phase, "note": note, **extra})
 
 
-def finished(trace: Trace, phase: str, note: str) -> str:
+def finished(trace: Trace, phase: str, note: str = "") -> str:
     """The last message of a run: the whole trace, its verdict and the curve of its costs."""
-    words = {"verdict": verdict(trace), "curve": curve(trace), "model": model_line(trace.pair)}
+    recorded = phase == "opened"
+    words = {
+        "verdict": verdict(trace),
+        "curve": curve(trace),
+        "model": model_line(trace.pair),
+        "origin": origin(trace, "Recorded" if recorded else "Measured"),
+        "recorded": recorded,
+    }
     return f'{message(phase, note, **words)[:-1]}, "trace": {to_json(trace)}}}'
 
 
 def opened(text: str) -> str:
     """The message of a saved run. Raises BadInput for anything else."""
-    trace = from_json(text)
-    return finished(trace, "opened", origin(trace))
+    return finished(from_json(text), "opened")
 
 
 Work = Callable[[LimitedSession, Question], Iterator[str]]
@@ -156,9 +162,7 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
             yield message(phase, note, **new)
             new, sent = {"rounds": [], "baseline": []}, time.monotonic()
     assert trace is not None
-    stopped = trace.identical is None
-    phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(trace, "Measured"))
-    yield finished(trace, phase, note)
+    yield finished(trace, *(("stopped", "Stopped.") if trace.identical is None else ("done",)))
 
 
 def drafts(session: LimitedSession, question: Question) -> Iterator[str]:

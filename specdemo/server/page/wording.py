@@ -190,12 +190,12 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     }
 
 
-def origin(trace: Trace, when: str = "Recorded") -> str:
-    """The machine, the date, the pair and the question of a run."""
+def origin(trace: Trace, when: str) -> str:
+    """The machine, the date and the models of a run."""
     place = f" on {trace.machine}" if trace.machine else ""
     day = f", {trace.created[:10]}" if trace.created else ""
-    question = " ".join(trace.instruction.split())[:80]
-    return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
+    draft = trace.pair.draft or "n-gram lookup"
+    return f"{when}{place}{day}. Model {trace.pair.target}, draft: {draft}."
 
 
 def recorded_name(trace: Trace) -> str:

@@ -53,6 +53,14 @@ export const keep = (content, name, type) => {
 
 export const keepJson = (value, name) => keep(JSON.stringify(value, null, 1), name, "application/json");
 
+/* With this class style.css shows the Stop button in place of the Run button, which keeps the focus. */
+export const showRunning = (running) => {
+  const [gone, shown] = running ? ["#sd-run", "#sd-stop"] : ["#sd-stop", "#sd-run"];
+  const focused = document.activeElement?.matches(gone);
+  document.documentElement.classList.toggle("sd-running", running);
+  if (focused) document.querySelector(shown).focus();
+};
+
 /* Scrolls to what a click has changed, unless it can be seen. */
 export const bringIntoView = (node) => {
   const { top, bottom } = node.getBoundingClientRect();

@@ -9,9 +9,10 @@ import { Walk, drawPicture } from "./walk.js";
 
 const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
 const specdemo = window.specdemo, visits = [];
-let race = null, walk = null, query = [], differing = [];
+let race = null, walk = null, explained = null, query = [], differing = [];
 
-const receive = (message) => race.receive(message);
+/* A run that is opened never takes the place of one that is under way. */
+const receive = (message) => (message.phase === "opened" && running() ? null : race.receive(message));
 const values = () => Object.fromEntries(query);
 const running = () => document.documentElement.classList.contains("sd-running");
 
@@ -44,15 +45,30 @@ const addRun = (message) => {
   if (visits.length > MOST_VISITS) visits.shift().remove();
 };
 
-/* Shows a run before the first question: the run of the link, else the first recorded one. */
+/* Shows a run before the first question: the run of the link; else the first recorded one, unless the
+   link has a question, whose race is offered. */
 const openFirst = async () => {
   const [, packed] = location.hash.match(/^#run=(.*)/) ?? [];
   const text = packed && await unpack(packed).catch(() => null);
   const message = packed && (text === null ? failure(DAMAGED) : await openRun(text));
   const opened = message && message.phase !== "error";
-  if (!opened && !race.run) receive(await asset(specdemo.known.races[0][0]));
+  if (!opened && !race.run) {
+    const recorded = await asset(specdemo.known.races[0][0]);
+    const question = new URLSearchParams(location.search).get("question");
+    if (question === null || question === recorded.trace.instruction) receive(recorded);
+    else {
+      explain(recorded);
+      race.offer(question);
+    }
+  }
   if (message) receive(message);
   if (!opened) race.motion.start();
+};
+
+const explain = (message) => {
+  drawPicture(message.trace);
+  walk?.draw(message);
+  explained = message;
 };
 
 export const mountRace = (element) => {
@@ -60,10 +76,9 @@ export const mountRace = (element) => {
     root.querySelector(".sd-" + name).addEventListener(event, act));
   race = specdemo.race = new RaceView(root, {
     addressed: address,
-    settled(view, watched) {
-      drawPicture(view.trace);
-      walk?.draw(view);
-      if (watched) addRun({ trace: view.trace, verdict: view.verdict, curve: view.curve });
+    settled(message, watched) {
+      explain(message);
+      if (watched && message.trace.rounds.length) addRun(message);
     },
   });
   const recorded = race.find(".sd-recorded");
@@ -105,7 +120,7 @@ export const mountWalk = (element) => {
       setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
     },
   });
-  walk.draw(race);
+  if (explained) walk.draw(explained);
 };
 
 /* The inputs as [name, label, default value], and their present values. */
@@ -128,7 +143,7 @@ export const settings = (inputs, present) => {
 export const ask = (inputs, present) => {
   if (running() || !race) return;
   settings(inputs, present);
-  race.live = false;
+  Object.assign(race, { live: false, asked: values().question });
   receive({ phase: "loading", note: "Asking" });
   stream("race", values(), receive);
 };

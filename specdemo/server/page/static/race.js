@@ -1,18 +1,19 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
 import { addExports, draw, playheadAt, raceFigure, raceRows } from "./chart.js";
-import { bringIntoView, make, say, seconds } from "./dom.js";
+import { bringIntoView, make, quoted, say, seconds, showRunning } from "./dom.js";
 import { drawEngineering } from "./engineering.js";
 import { Player } from "./player.js";
 import { Runner, TokenLine, roundNodes } from "./runner.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
+const WHILE_RUNNING = [".sd-visits", ".sd-file"];   // would take the place of the live answer
 const MOST_COLUMNS = 400;
 
 export class RaceView {
   constructor(root, hooks) {
-    Object.assign(this, { root, hooks, run: "", trace: null, origin: "", live: false, overlays: [] });
+    Object.assign(this, { root, hooks, run: "", asked: "", trace: null, live: false, overlays: [] });
     this.find = (name) => root.querySelector(name);
     this.state = document.querySelector(".sd-state");
     this.spec = new Runner(this.find(".sd-racer-spec"), this.find(".sd-text-spec"));
@@ -32,18 +33,18 @@ export class RaceView {
   receive(message) {
     const { trace, phase, note = "", verdict } = message, failed = phase === "error";
     const running = RUNNING.includes(phase);
-    if (!KEEPING.includes(phase)) this.origin = phase === "opened" ? note : "";
-    say(this.state.querySelector(".sd-status"), failed ? this.origin : note);
+    say(this.state.querySelector(".sd-status"), failed ? "" : note);
     const error = this.state.querySelector(".sd-error");
     say(error, failed ? note : "");
     error.hidden = !failed;
     this.root.dataset.phase = phase;
-    // With this class style.css shows the Stop button in place of the Run button.
-    document.documentElement.classList.toggle("sd-running", running);
+    showRunning(running);
+    for (const name of WHILE_RUNNING) this.find(name).inert = running;
     if (running) this.motion.play(false);   // it takes time from the models
     if (failed) {
       bringIntoView(this.state);
       if (this.live) this.tell({ tone: "neutral", headline: "No answer", sentence: "" });
+      this.root.toggleAttribute("data-empty", !this.spec.events.length);
       this.live = false;
     }
     if (message.drafts) this.overlay(message.drafts);
@@ -66,6 +67,8 @@ export class RaceView {
     this.motion.play(false);
     this.motion.drawn = null;
     delete this.root.dataset.settled;
+    this.root.removeAttribute("data-empty");
+    this.find(".sd-plot").dataset.run = "";   // style.css hides the chart of the run before
     for (const runner of this.runners) {
       runner.clear();
       delete runner.box.dataset.cut;
@@ -80,12 +83,22 @@ export class RaceView {
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }
 
-  tell({ tone, headline, sentence, notes = [], identity = "", races = [] }) {
-    this.find(".sd-verdict").dataset.tone = tone;
-    for (const [name, text] of Object.entries({ headline, sentence, notes: notes.join(" "), identity })) {
-      say(this.find(".sd-" + name), text);
-    }
+  tell({ tone, headline, sentence, notes = [], identity = "", races = [] }, origin = "", recorded = false) {
+    const card = this.find(".sd-verdict"), asked = quoted(this.trace?.instruction ?? this.asked);
+    card.dataset.tone = tone;
+    card.toggleAttribute("data-recorded", recorded);
+    const words = { asked, headline, sentence, notes: notes.join(" "), origin, identity };
+    for (const [name, text] of Object.entries(words)) say(this.find(".sd-" + name), text);
     drawDots(this.find(".sd-dots"), races);
+  }
+
+  /* Asks for the race of a question that a link brought: no other result stands under it. */
+  offer(question) {
+    this.asked = question;
+    this.reset("opened");
+    this.root.toggleAttribute("data-empty", true);
+    this.tell({ tone: "neutral", headline: "Not raced yet",
+      sentence: "Press Run: this server answers it twice, with drafts and without." });
   }
 
   addAll(rounds, tokens) {
@@ -108,6 +121,7 @@ export class RaceView {
     if (!live) this.motion.draw(t);
     // Last, since it makes the browser compute the layout.
     if (live || t < Infinity) this.scroll(1e6);
+    this.root.toggleAttribute("data-moving", !live && t < Infinity);
     if (live) return;
     const head = this.find(".sd-playhead");
     head.hidden = t === Infinity;
@@ -120,11 +134,12 @@ export class RaceView {
   }
 
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
-  settle({ trace, verdict, curve, model }, watched) {
-    const { spec, baseline } = this;
-    Object.assign(this, { trace, verdict, curve, live: false });
+  settle(message, watched) {
+    const { spec, baseline } = this, { trace, verdict, curve, model, origin, recorded } = message;
+    Object.assign(this, { trace, verdict, message, live: false });
     this.root.dataset.settled = this.run;
-    this.tell(verdict);
+    this.root.toggleAttribute("data-empty", !trace.rounds.length);
+    this.tell(verdict, origin, recorded);
     if (watched) say(document.querySelector(".sd-models"), `Ready: ${model}.`);
     if (verdict.difference != null) {
       for (const { box } of this.runners) {
@@ -143,7 +158,7 @@ export class RaceView {
     drawEngineering(this.find, trace, curve);
     this.motion.jump(Infinity);
     this.drawChart();
-    this.hooks.settled(this, watched);
+    this.hooks.settled(message, watched);
     if (watched) bringIntoView(this.find(".sd-verdict"));
     const ends = [spec, baseline].map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-chart").ariaLabel = `Tokens against seconds: speculative ${ends[0]}, autoregressive ${ends[1]}`;
