@@ -86,6 +86,7 @@ class ExportPlan:
     def of(cls, source: Path, weight_format: str, name: str) -> Self:
         """Read what the model in `source` is, without its weights. Raises as `export`."""
         from specdemo.convert import checkpoints, gguf_file, heads
+        from specdemo.convert.decoder import FAMILIES
 
         file, shape = None, None
         tensors: dict[str, Tensor] = {}
@@ -101,8 +102,12 @@ class ExportPlan:
                 shape, tensors = checkpoints.decoder(source, shape)
         missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
         if missing and not shape:
-            needed = ", ".join(missing)
-            raise MissingPackage(f"Exporting needs {needed}: `pip install -e .[export]`.")
+            kind = ir.read_json(source / "config.json").get("model_type")
+            raise MissingPackage(
+                f"{name} ({kind!r:.40}) is of no family that is read here ({', '.join(FAMILIES)}), "
+                f"or has a feature that they lack. Exporting it needs {', '.join(missing)}: `pip "
+                "install -e .[export]`; or `--model` with a folder that optimum-intel exported."
+            )
         if weight_format == "auto":
             large = shape and 2 * shape.bytes(8) > memory_bytes()
             weight_format = "int4" if large else "int8"
