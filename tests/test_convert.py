@@ -28,7 +28,7 @@ from specdemo import cli
 from specdemo.convert import checkpoints, exporting, gguf_file, ir, weights
 from specdemo.convert.exporting import export
 from specdemo.engine.backends.paged import ModelSettings, PagedModel, Run
-from specdemo.errors import BadInput, FetchError, ModelError
+from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
 from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
 from specdemo.text.templates import Message, chat_template
@@ -40,6 +40,7 @@ EXACT |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 CONFIG = Path("config.json")
 TEXTS = (
     "def f(a, b):\n\treturn a+b  # x\r\n\r\n\n  indented   ",
+    "camelCase HTTPServer Ünder //\n// path/to/",
     "It's 2026-11-23, 3.14159 and 1234567; WE'LL see... don't!",
     "naïve café — “quotes” ½ ٣٤ \u00a0 日本語のテキスト 한국어 русский",
     "👍🏽👩‍👩‍👧 e\u0301 <|im_end|> <think> <|im_start|>user\n",
@@ -118,6 +119,9 @@ LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
         ("llama", "float16", "fp16", LLAMA3 | {"attention_bias": True}),
         ("qwen2", "float32", "fp16", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", "fp16", TIED),
+        ("smollm3", "float32", "fp16", TIED | {"no_rope_layers": [0, 1, 1, 0]}),
+        ("granite", "float32", "fp16", {"attention_bias": True, "mlp_bias": True}),
+        ("olmo2", "float16", "fp16", {"attention_bias": True}),
         ("llama", Type.F16, "fp16", LLAMA3 | {"attention_bias": True}),
         ("llama", Type.F16, "int8", {}),
         ("llama", Type.F16, "int4", {}),
@@ -126,6 +130,9 @@ LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
         ("qwen2", Type.Q5_0, "fp16", {"num_key_value_heads": 4}),
         ("qwen3", Type.BF16, "fp16", TIED),
         ("qwen3", Type.Q4_0, "fp16", {"head_dim": 64}),
+        ("smollm3", Type.F16, "fp16", {"attention_bias": True}),
+        ("granite", Type.F16, "fp16", TIED),
+        ("olmo2", Type.F16, "fp16", {"num_key_value_heads": 4}),
     ],
     ids=str,
 )
@@ -266,7 +273,10 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_runs_and_starts_anew(fi
 # Tokenizer and template
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "smollm", "llama-bpe"])
+PRE_TOKENIZERS = ("qwen2", "gpt-2", "smollm", "refact", "llama-bpe", "smaug-bpe", "dbrx", "gpt-4o")
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pre):
     path = tmp_path / "tiny.gguf"
     fields = {"tokenizer__ggml__bos_token_id": (411, GGUFValueType.UINT32)}
@@ -327,6 +337,19 @@ def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
     return [ids[token] for piece in pieces for token in piece]
 
 
+O200K = "|".join(  # as tiktoken has it
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
 def reference_tokenizer(pre: str):
     """The tokenizer that transformers makes of the same tokens and merges."""
     from transformers import GPT2Tokenizer
@@ -338,15 +361,14 @@ def reference_tokenizer(pre: str):
     tokenizer = kind(vocab=ids, merges=[tuple(pair.split()) for pair in merges])._tokenizer
     tokenizer.add_special_tokens(list(tiny_gguf.SPECIAL))
     tokenizer.add_tokens([tiny_gguf.ADDED])
-    words = {
-        "llama-bpe": PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|"),
-        "smollm": None,
-    }
-    if pre == "llama-bpe":
-        split = pre_tokenizers.Split(Regex(words[pre]), "isolated")
+    words = dict.fromkeys(
+        ("llama-bpe", "smaug-bpe", "dbrx"), PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
+    )
+    if pattern := (words | {"gpt-4o": O200K}).get(pre):
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
-    elif pre == "smollm":
+    elif pre in ("smollm", "refact"):
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -463,6 +485,14 @@ def test_an_impossible_value_is_named_with_what_would_be_accepted(change, words)
         checkpoints.shape_of({**TINY, "model_type": "llama", **change}, CONFIG)
 
 
+def test_a_checkpoint_of_another_family_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"model_type": "opt"}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    words = r"\('opt'\) is of no family .* \(llama, .*, gpt2\), .*pip install .* optimum-intel exp"
+    with pytest.raises(MissingPackage, match=words):
+        export(tmp_path, tmp_path / "out", "int8")
+
+
 def in_header(name: bytes, *values: object) -> Callable[[bytes], bytes]:
     """The tensor `name` gets other dimensions or another type."""
     change = struct.pack("<QQI"[: len(values) + 1], *values)
@@ -488,7 +518,10 @@ VALUES = b"blk.0.attn_v.weight"
         (in_header(VALUES, 64, 128), r"attn_v.weight should be \[64, 128\]"),
         (in_header(VALUES, 127, 64), "damaged or truncated"),
         (in_header(VALUES, 2**40, 2**40), "damaged or truncated"),
-        ((b"llama", b"mamba"), "architecture 'mamba'; GGUF files of llama, qwen2, qwen3 can be"),
+        (
+            (b"llama", b"mamba"),
+            "architecture 'mamba'; GGUF files of llama, qwen2, qwen3, .* can be",
+        ),
         ((b"GGUF\x03", b"GGUF\x07"), "of version 7"),
         ((b"output_norm", b"output_nurm"), "output_norm.weight should be .128., and there is none"),
         ((b"llama.block_count", b"llama.block_kount"), "num_hidden_layers is missing"),

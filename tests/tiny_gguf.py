@@ -13,7 +13,13 @@ ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-KINDS |= {"gptneox": "GPTNeoX", "gpt2": "GPT2"}
+KINDS |= {"gptneox": "GPTNeoX", "gpt2": "GPT2", "smollm3": "SmolLM3", "granite": "Granite"}
+KINDS |= {"olmo2": "Olmo2"}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 0.25}
+GRANITE |= {"attention_multiplier": 0.05}
+OWN = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}}
+"""Further values of configurations, which differ from the defaults."""
+INTERLEAVED = "llama", "smollm3", "granite"  # halves of each query and key
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = "<think>"
 
@@ -37,8 +43,11 @@ def torch_model(architecture: str, **own):
         sizes |= {"tie_word_embeddings": True, "n_inner": 256}
     else:
         sizes |= {"intermediate_size": 256}
+    if architecture not in ("gptneox", "gpt2"):
+        sizes |= {"num_key_value_heads": 2, "rope_parameters": ROPE, "pad_token_id": None}
     if architecture in ("llama", "qwen2", "qwen3"):
-        sizes |= {"num_key_value_heads": 2, "rope_parameters": ROPE, "head_dim": 32}
+        sizes |= {"head_dim": 32}
+    sizes |= OWN.get(architecture, {})
     config = getattr(transformers, f"{KINDS[architecture]}Config")(**sizes | own)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -84,6 +93,11 @@ def write(
     writer.add_key_length(config.head_dim if architecture == "qwen3" else 32)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     tokens, merges = vocabulary()
     kinds = [TokenType.NORMAL] * len(tokens)
     kinds[-4:] = [TokenType.CONTROL] * 3 + [TokenType.USER_DEFINED]
@@ -99,7 +113,8 @@ def write(
     )
     for name, value in fields.items():
         writer.add_key_value(name.replace("__", "."), *value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 2)
+    arch = gguf.MODEL_ARCH[architecture.upper()]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, weights in model.named_parameters():
         own = names.get_name(name, (".weight", ".bias"))
         values = weights.detach().numpy()
@@ -108,7 +123,7 @@ def write(
             with torch.no_grad():
                 stored = gguf.quantize(stored, kind)
                 weights.copy_(torch.from_numpy(gguf.dequantize(stored, kind).copy()))
-        if architecture == "llama" and own.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+        if architecture in INTERLEAVED and own.rpartition(".")[0].endswith(("attn_q", "attn_k")):
             heads = len(stored) // 32
             stored = stored.reshape(heads, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
             stored = np.ascontiguousarray(stored).reshape(heads * 32, *stored.shape[3:])

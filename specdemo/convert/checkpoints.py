@@ -82,6 +82,7 @@ class CheckpointConfig(Sizes):
         None, validation_alias=AliasChoices("hidden_act", "activation_function")
     )
     tie_word_embeddings: bool | None = None
+    no_rope_layers: list[int] = []
     use_parallel_residual: bool = True
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
@@ -105,6 +106,9 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
         return None
     tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
     shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
+    if config.no_rope_layers:  # 0 for a layer that is not rotated
+        unrotated = (index for index, rope in enumerate(config.no_rope_layers) if not rope)
+        shape = replace(shape, unrotated=frozenset(unrotated))
     factors = ROPES[rope.kind].of(config.rope, path).factors(shape)
     return replace(shape, rope_factors=tuple(factors))
 

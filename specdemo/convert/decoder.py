@@ -1,6 +1,6 @@
-"""The graph of a decoder as stateful OpenVINO IR, without torch: Llama, Qwen2, Qwen3, GPT-NeoX and
-GPT-2. It has the inputs, state and operations of optimum-intel's exports, so that the engine and
-other programs treat both alike."""
+"""The graph of a decoder as stateful OpenVINO IR, without torch, for the families in FAMILIES. It
+has the inputs, state and operations of optimum-intel's exports, so that the engine and other
+programs treat both alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import openvino as ov
@@ -29,26 +29,39 @@ _MASKED = np.float32(-65504)
 @dataclass(frozen=True, slots=True)
 class Family:
     """What decoders of a family have in common. `name`: in GGUF files. `gelu`: its approximation in
-    a feed-forward part of two matrices; "" for one of three with a SiLU gate. `biases`: matrices of
-    a layer with a bias. `rms`: RMSNorm, else LayerNorm with biases. `parallel`: attention and
-    feed-forward part read the same state. `head_norms`: queries and keys are normalised.
-    `positions`: learned ones are added to the embedding, nothing is rotated."""
+    the feed-forward part, "" for SiLU. `gated`: that part has three matrices, else two. `biases`:
+    matrices of a layer with a bias. `rms`: RMSNorm, else LayerNorm with biases. `norms`: where a
+    layer's two parts are normalised. `parallel`: both parts read the same state. `head_norms`:
+    queries and keys are normalised, each head or the whole row. `positions`: learned ones are added
+    to the embedding, nothing is rotated. `unrotated`: one layer in so many is not. `interleaved`:
+    GGUF files have the halves of each query and key interleaved."""
 
     name: str
     gelu: str = ""
+    gated: bool = True
     biases: tuple[str, ...] = ()
     rms: bool = True
+    norms: Literal["before", "after", "both"] = "before"
     parallel: bool = False
-    head_norms: bool = False
+    head_norms: Literal["", "head", "row"] = ""
     positions: bool = False
+    unrotated: int = 0
+    interleaved: bool = False
+
+    def layers_without_rotation(self, count: int) -> frozenset[int]:
+        period = self.unrotated
+        return frozenset(range(period - 1, count, period) if period else ())
 
 
 _ALL = (
-    Family("llama"),  # SmolLM2, Mistral and TinyLlama too
+    Family("llama", interleaved=True),  # SmolLM2, Mistral and TinyLlama too
     Family("qwen2", biases=("attn_q", "attn_k", "attn_v")),
-    Family("qwen3", head_norms=True),
-    Family("gptneox", gelu="erf", biases=_LAYER, rms=False, parallel=True),
-    Family("gpt2", gelu="tanh", biases=_LAYER, rms=False, positions=True),
+    Family("qwen3", head_norms="head"),
+    Family("smollm3", unrotated=4, interleaved=True),
+    Family("granite", interleaved=True),
+    Family("olmo2", norms="after", head_norms="row"),
+    Family("gptneox", gelu="erf", gated=False, biases=_LAYER, rms=False, parallel=True),
+    Family("gpt2", gelu="tanh", gated=False, biases=_LAYER, rms=False, positions=True),
 )
 FAMILIES = {family.name: family for family in _ALL}
 
@@ -70,6 +83,10 @@ def sized(largest: int, *names: str, default: Any = ...) -> Any:
     return Field(default, ge=1, le=largest, validation_alias=AliasChoices(*names))
 
 
+def scale(*names: str, default: Any = 1.0) -> Any:
+    return Field(default, validation_alias=AliasChoices(*names))
+
+
 Size = Annotated[int, BeforeValidator(_same_in_all_layers)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 
@@ -88,6 +105,12 @@ class Sizes(Configuration):
     rope_base: Positive = Field(
         10_000.0, validation_alias=AliasChoices("rope_theta", "rotary_emb_base", "rope.freq_base")
     )
+    embedding_scale: Positive = scale("embedding_multiplier", "embedding_scale")
+    residual_scale: Positive = scale("residual_multiplier", "residual_scale")
+    attention_scale: Positive | None = scale(
+        "attention_multiplier", "attention.scale", default=None
+    )
+    logit_scale: Positive = scale("logits_scaling", "logit_scale")
     epsilon: float = Field(
         0.0,
         gt=0,
@@ -105,7 +128,9 @@ class Sizes(Configuration):
 class Shape:
     """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
     values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
-    with this `rope_base`, divided by `rope_factors`. `context`: tokens, for learned positions."""
+    with this `rope_base`, divided by `rope_factors`. `unrotated`: layers without it. `context`:
+    tokens, for learned positions. Embedding, layers' parts and attention are multiplied by their
+    scales; logits are divided by theirs."""
 
     hidden: int
     layers: int
@@ -117,6 +142,11 @@ class Shape:
     rotary: float = 1.0
     rope_base: float = 10_000
     rope_factors: tuple[float, ...] = ()
+    unrotated: frozenset[int] = frozenset()
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_scale: float = 1.0
     epsilon: float = 1e-5
     context: int = 0
     tied: bool = False
@@ -138,6 +168,11 @@ class Shape:
             width=width,
             epsilon=sizes.epsilon or (1e-6 if family.rms else 1e-5),
             context=sizes.positions,
+            unrotated=family.layers_without_rotation(sizes.layers),
+            embedding_scale=sizes.embedding_scale,
+            residual_scale=sizes.residual_scale,
+            attention_scale=sizes.attention_scale,
+            logit_scale=sizes.logit_scale,
             family=family,
             **further,
         )
@@ -157,7 +192,7 @@ class Shape:
     def bytes(self, bits: int, output_bits: int = FileWeights.output_bits) -> int:
         """Bytes of the weight matrices, of 4 bits with scales. The embedding has at least 8 bits,
         the output matrix `output_bits`; one matrix may be both."""
-        feed_forward = (2 if self.family.gelu else 3) * self.inner
+        feed_forward = (3 if self.family.gated else 2) * self.inner
         attention = 2 * (self.attention_heads + self.kv_heads) * self.width
         matrices = [(self.layers * self.hidden * (attention + feed_forward), bits)]
         embedding, output = max(bits, 8), max(bits, output_bits)
@@ -202,6 +237,10 @@ def named_result(name: str, output: ov.Node) -> ov.Node:
     return ops.result(output)
 
 
+def _scaled(node: ov.Node, factor: float) -> ov.Node:
+    return node if factor == 1 else ops.multiply(node, np.float32(factor))
+
+
 class DecoderGraph:
     """Builds the graph of a decoder of `shape`, with `weights` stored in `bits`."""
 
@@ -219,6 +258,7 @@ class DecoderGraph:
         sizes = shape.vocabulary, shape.hidden
         embedding = self._matrix("token_embd", *sizes, max(self._bits, 8))
         state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
+        state = _scaled(state, shape.embedding_scale)
         if family.positions:
             positions = self._weights.vector("position_embd.weight", shape.context, shape.hidden)
             ids = ops.convert(self._inputs["position_ids"], "i32")
@@ -226,7 +266,7 @@ class DecoderGraph:
         mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
         for index in range(shape.layers):
             state = self._layer(index, state, mask, rotary)
-        state = self._norm("output_norm", state)
+        state = _scaled(self._norm("output_norm", state), 1 / shape.logit_scale)
         bits, output_projection = max(self._bits, self._weights.output_bits), embedding
         if not shape.tied or bits < 8:  # a tied embedding is written twice
             name = "token_embd" if shape.tied else "output"
@@ -235,41 +275,49 @@ class DecoderGraph:
         return ov.Model([logits], self._sinks, list(self._inputs.values()), "decoder")
 
     def _layer(self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None) -> ov.Node:
-        layer, family = f"blk.{index}.", self._shape.family
-        attended = self._attention(index, self._norm(f"{layer}attn_norm", state), mask, rotary)
-        before = state if family.parallel else ops.add(attended, state)
-        narrowed = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", before))
-        if family.parallel:
+        layer, shape = f"blk.{index}.", self._shape
+        before, after = shape.family.norms != "after", shape.family.norms != "before"
+        x = self._norm(f"{layer}attn_norm", state) if before else state
+        x = self._attention(index, x, mask, None if index in shape.unrotated else rotary)
+        x = self._norm(f"{layer}post_attention_norm", x) if after else x
+        attended = _scaled(x, shape.residual_scale)
+        sum_ = state if shape.family.parallel else ops.add(attended, state)
+        x = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", sum_) if before else sum_)
+        x = self._norm(f"{layer}post_ffw_norm", x) if after else x
+        narrowed = _scaled(x, shape.residual_scale)
+        if shape.family.parallel:
             narrowed = ops.add(narrowed, attended)
-        return ops.add(narrowed, before)
+        return ops.add(narrowed, sum_)
 
     def _feed_forward(self, layer: str, state: ov.Node) -> ov.Node:
-        shape = self._shape
+        shape, gelu = self._shape, self._shape.family.gelu
         up = self._linear(f"{layer}ffn_up", state, shape.inner)
-        if shape.family.gelu:
-            active = ops.gelu(up, shape.family.gelu)
-        else:
-            gate = self._linear(f"{layer}ffn_gate", state, shape.inner)
-            active = ops.multiply(ops.swish(gate), up)
+        gate = self._linear(f"{layer}ffn_gate", state, shape.inner) if shape.family.gated else up
+        active = ops.gelu(gate, gelu) if gelu else ops.swish(gate)
+        active = ops.multiply(active, up) if shape.family.gated else active
         return self._linear(f"{layer}ffn_down", active, shape.hidden)
 
-    def _heads(
-        self, name: str, state: ov.Node, heads: int, rotary: Rotary | None = None
-    ) -> ov.Node:
-        """A matrix's product as [batch, heads, tokens, width]; normalised, if it is rotated."""
+    def _heads(self, name: str, state: ov.Node, heads: int, norms: str = "") -> ov.Node:
+        """A matrix's product as [batch, heads, tokens, width], normalised as `Family.head_norms`
+        says."""
         width = self._shape.width
-        split = ops.reshape(self._linear(name, state, heads * width), [0, 0, heads, width], True)
-        if rotary and self._shape.family.head_norms:
+        product = self._linear(name, state, heads * width)
+        if norms == "row":
+            product = self._norm(f"{name}_norm", product)
+        split = ops.reshape(product, [0, 0, heads, width], True)
+        if norms == "head":
             split = self._norm(f"{name}_norm", split)
-        turned = ops.transpose(split, [0, 2, 1, 3])
-        return self._rotated(turned, rotary) if rotary else turned
+        return ops.transpose(split, [0, 2, 1, 3])
 
     def _attention(
         self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None
     ) -> ov.Node:
         shape, width = self._shape, self._shape.width
-        query = self._heads(f"blk.{index}.attn_q", state, shape.attention_heads, rotary)
-        key = self._heads(f"blk.{index}.attn_k", state, shape.kv_heads, rotary)
+        norms = shape.family.head_norms
+        query = self._heads(f"blk.{index}.attn_q", state, shape.attention_heads, norms)
+        key = self._heads(f"blk.{index}.attn_k", state, shape.kv_heads, norms)
+        if rotary:
+            query, key = self._rotated(query, rotary), self._rotated(key, rotary)
         value = self._heads(f"blk.{index}.attn_v", state, shape.kv_heads)
         batch = ops.gather(ops.shape_of(self._inputs[self._text]), [0], 0)
         empty = ops.concat([batch, np.array([shape.kv_heads, 0, width], np.int64)], 0)
@@ -285,7 +333,8 @@ class DecoderGraph:
             joined = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
             self._sinks.append(ops.assign(joined, variable))
             seen.append(self._repeated(joined, batch))
-        attended = ops.scaled_dot_product_attention(query, *seen, mask)
+        scale = None if shape.attention_scale is None else np.float32(shape.attention_scale)
+        attended = ops.scaled_dot_product_attention(query, *seen, mask, scale)
         turned = ops.transpose(attended, [0, 2, 1, 3])
         joined = ops.reshape(turned, [0, 0, shape.attention_heads * width], True)
         return self._linear(f"blk.{index}.attn_output", joined, shape.hidden)

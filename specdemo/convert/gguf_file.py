@@ -31,7 +31,7 @@ from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError
 
-READABLE = ("llama", "qwen2", "qwen3")
+READABLE = ("llama", "qwen2", "qwen3", "smollm3", "granite", "olmo2")
 _HEADER_BYTES = 64 << 20  # a header of 150,000 tokens takes 6 MB
 _ENTRIES = 1 << 16  # values of the metadata, or tensors
 _ITEMS = 1 << 20  # of an array; the merges of the largest vocabularies are 514,000
@@ -41,9 +41,16 @@ _FORMATS = "BbHhIif?  Qqd"  # of struct, by type
 _STRING, _ARRAY = 8, 9
 _DIMENSION = 1 << 32
 CHARACTERS = 1 << 22  # of a vocabulary; 262,000 tokens have 2 million
+_SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{%s}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORDS_BY_CASE = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 """Tokens that end an answer, also where the file names only one of them, or calls them words."""
@@ -199,13 +206,14 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     if kind not in READABLE or experts:
         raise BadInput(
             f"{file.path.name} holds a model of the architecture {kind!r:.40}"
-            f"{' with experts' if experts else ''}; GGUF files of {', '.join(READABLE)} can be run."
+            f"{' with experts' if experts else ''}; GGUF files of {', '.join(READABLE)} can be "
+            "run, others by `--model` with a folder that optimum-intel exported from a checkpoint."
         )
     sizes, shape = _shape(file)
     factors = _rope_factors(file, sizes, shape.width, tensors.pop("rope_freqs.weight", None))
     if any(factor != 1 for factor in factors):
         shape = replace(shape, rope_factors=factors)
-    if kind == "llama":
+    if shape.family.interleaved:
         _unpermute(tensors, shape, file.path.name)
     return shape, tensors
 
@@ -244,8 +252,7 @@ def _rope_factors(
 
 
 def _unpermute(tensors: dict[str, Tensor], shape: Shape, name: str) -> None:
-    """Put the two halves of each query and key one after the other, in place: Llama's files have
-    them interleaved."""
+    """Put the two interleaved halves of each query and key one after the other, in place."""
     for matrix, heads in (("attn_q", shape.attention_heads), ("attn_k", shape.kv_heads)):
         pairs = np.arange(heads * shape.width).reshape(-1, shape.width // 2, 2)
         order = pairs.swapaxes(1, 2).reshape(-1)
@@ -256,21 +263,21 @@ def _unpermute(tensors: dict[str, Tensor], shape: Shape, name: str) -> None:
                 tensors[key] = tensor.rows(order)
 
 
-def _split(digits: str) -> PreTokenizer:
-    words = Split(Regex(_WORDS % digits), "isolated")
-    return pre_tokenizers.Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+def _split(words: str) -> PreTokenizer:
+    bytes_ = ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([Split(Regex(words), "isolated"), bytes_])
 
 
+_DIGITS = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
 PRE_TOKENIZERS = {
     "gpt-2": ByteLevel(add_prefix_space=False),
-    "smollm": pre_tokenizers.Sequence(
-        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-    ),
-    "llama-bpe": _split("1,3"),
-    "qwen2": _split("1"),
-    "deepseek-r1-qwen": _split("1"),
+    **dict.fromkeys(("smollm", "refact"), pre_tokenizers.Sequence(_DIGITS)),
+    **dict.fromkeys(("llama-bpe", "smaug-bpe", "dbrx"), _split(_WORDS % "1,3")),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _split(_WORDS % "1")),
+    "gpt-4o": _split(_WORDS_BY_CASE),
 }
 """By the name in GGUF files: how a text is split into words before pairs of bytes are merged."""
+_WHOLE_WORDS = "llama-bpe", "smaug-bpe"  # a word that is a token is not merged of pieces
 
 
 class GgufVocabulary(Configuration):
@@ -360,7 +367,7 @@ def _of_bytes(metadata: GgufVocabulary, pre: str) -> Tokenizer:
         raise ValueError("it has no merges")
     merges = [tuple(pair.split(" ")) for pair in metadata.merges]
     vocabulary = {token: id for id, token in enumerate(metadata.tokens)}
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]
     tokenizer.decoder = decoders.ByteLevel()
     if "qwen" in pre:

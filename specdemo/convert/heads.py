@@ -352,7 +352,7 @@ def read_eagle_head(source: Path, name: str) -> tuple[EagleShape, dict[str, Tens
             f"vocabulary of {shape.vocabulary}; fetch it again."
         )
     tensors = {key: tensor for key, tensor in tensors.items() if tensor.type in checkpoints.FLOATS}
-    norms = "blk.0.attn_q_norm.weight" in tensors
+    norms: Literal["", "head"] = "head" if "blk.0.attn_q_norm.weight" in tensors else ""
     family = replace(FAMILIES["llama"], name="EAGLE-3", head_norms=norms)
     embedding = "token_embd.weight" in tensors
     if not embedding and shape.target_hidden != shape.hidden:
