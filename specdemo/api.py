@@ -162,9 +162,9 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     def race(
         self, prompt: PromptLike, *, repeat: float = 0.0, **options: Unpack[Options]
     ) -> Answer:
-        """Answers, then decodes autoregressively too: the answer has `identical` and `speedup`. The
-        first race waits until all is compiled. A short one is repeated until both ways have decoded
-        for `repeat` seconds, which gives a `speedup_range`."""
+        """Answers, then decodes autoregressively too: the answer has `identical`, `speedup` and a
+        `verdict`. The first race waits until all is compiled. One race decides nothing: it is
+        repeated until enough count, and decode for `repeat` seconds, or until that takes long."""
         question = _question(self.tokenizer, prompt, options, baseline=True, repeat=repeat)
         return trace_of(self.session.ask(question))
 

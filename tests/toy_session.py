@@ -222,6 +222,7 @@ def toy_clock() -> Iterator[None]:
         for module in ("request", "scheduler"):
             name = f"specdemo.engine.{module}.perf_counter"
             patches.enter_context(patch(name, lambda: _seconds))
+        patches.enter_context(patch("specdemo.engine.request.waited_seconds", float))
         yield
 
 

@@ -1,10 +1,11 @@
-"""The speed of a run as Leviathan et al. (arXiv 2211.17192) predict it."""
+"""What the steps of a run cost, and its speed as Leviathan et al. (arXiv 2211.17192) predict it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from operator import mul
-from statistics import fmean
+from statistics import fmean, quantiles
 
 from specdemo.engine.messages import Round
 from specdemo.runs.trace import Trace, judged, over, summarize
@@ -18,23 +19,51 @@ long drafts, 52 runs of the embedded pair had up to 33 % more tokens a round tha
 two 5 %."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step of `tokens` tokens took in a run: the median of `rounds`, and the ends between
+    which half of them lie, all in seconds and with the time outside inference."""
+
+    tokens: int
+    seconds: float
+    low: float
+    high: float
+    rounds: int
+
+
+def step_costs(trace: Trace) -> list[StepCost]:
+    """The costs of the steps of a run, by their number of tokens. Autoregressive decoding makes the
+    steps of one token, if there was a baseline."""
+    rounds, baseline = trace.decoding_rounds, trace.baseline
+    outside = trace.outside_seconds / max(len(rounds), 1)
+    steps: dict[int, list[float]] = {}
+    for round_ in rounds:
+        steps.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds + outside)
+    if baseline and len(baseline.tokens) > 1:
+        times = [token.shown_at for token in baseline.tokens]
+        steps[1] = [later - earlier for earlier, later in pairwise(times)]
+    return [
+        StepCost(tokens, *_quartiles(steps[tokens]), len(steps[tokens])) for tokens in sorted(steps)
+    ]
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    """The median, and the quartiles below and above it."""
+    low, middle, high = quantiles([*values, *values], n=4, method="inclusive")
+    return middle, low, high
+
+
 def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
-    """The speed-ups that a run's cost model lets expect for its drafts, if all its acceptance rates
-    changed alike, to these means. Empty without a cost model or draft tokens.
+    """The speed-ups that the drafts of a run let expect if all its acceptance rates changed alike,
+    to these means, and its rounds took as long. Of a run with draft tokens, and steps of one token.
 
     A draft token is accepted, if all before it are, with the acceptance rate of its position; so a
-    round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token). A round takes
-    its drafting, the modelled forward and the run's mean time outside inference; a token of
-    autoregressive decoding what it took, without a baseline the modelled forward."""
+    round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token)."""
     rounds, summary = trace.decoding_rounds, summarize(trace)
-    if not trace.costs or summary.acceptance_rate is None:
-        return []
-    seconds = summary.outside_seconds
-    for round_ in rounds:
-        size = min(len(round_.drafted), len(trace.costs.target) - 1)
-        seconds += round_.draft_seconds + trace.costs.target[size]
-    scale = len(rounds) * token_seconds(trace) / seconds
-    tokens = _tokens_per_round(rounds, summary.acceptance_rate, rates)
+    token = over(summary.baseline_decode_seconds, summary.baseline_decoded)
+    token = token or step_costs(trace)[0].seconds
+    scale = len(rounds) * token / summary.decode_seconds
+    tokens = _tokens_per_round(rounds, summary.acceptance_rate or 0.0, rates)
     return [each * scale for each in tokens]
 
 
@@ -59,15 +88,6 @@ def _tokens_per_round(
             sum(accumulate((chances.get(position, unseen) for position in draft), mul))
             for draft in drafts
         )
-
-
-def token_seconds(trace: Trace) -> float:
-    """What a token of autoregressive decoding took in a run with a cost model; as modelled if there
-    was no baseline."""
-    summary = summarize(trace)
-    measured = over(summary.baseline_decode_seconds, summary.baseline_decoded)
-    assert trace.costs is not None
-    return measured or trace.costs.token or trace.costs.target[0]
 
 
 def _scaled(share: float, overall: float, rate: float) -> float:

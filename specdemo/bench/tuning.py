@@ -44,6 +44,7 @@ def tune(
                 if number == 0 and draft != NO_DRAFT:  # a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
                 traces.append(trace_of(session.ask(Question(instruction, settings, baseline=True))))
+            step = session.draft_step
         total = combined(map(summarize, traces[1:]))
         results.append(
             DraftResult(
@@ -52,7 +53,7 @@ def tune(
                 tokens_per_second=total.tokens_per_second,
                 acceptance_rate=total.acceptance_rate,
                 target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded) or 0.0,
-                draft_seconds=costs.draft_step if (costs := traces[0].costs) else 0.0,
+                draft_seconds=step,
             )
         )
     tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(results))

@@ -13,7 +13,9 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress, printable, progress_bar
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.judge import FEWEST
 from specdemo.runs.question import Event, Question
+from specdemo.runs.race import ENOUGH_SECONDS, enough
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json
 
@@ -29,6 +31,7 @@ STYLES = {
 MAX_BYTES = 10_000_000  # read from the standard input; no context holds as many
 CHECK_SECONDS = 2.0  # wait for the check of the models' files, which began when they were loaded
 PREPARING = "Compiling and measuring what makes answers fast"
+AGAIN = f"The same race again: at least {FEWEST} decide"
 PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
@@ -66,7 +69,8 @@ def run(
             for origin, style in STYLES.items():
                 notes.print(origin, style=style, end="   ")
             notes.print("\n")
-        events = session.ask(Question(instruction, settings, baseline=baseline))
+        repeat = 0.0 if quiet else ENOUGH_SECONDS
+        events = session.ask(Question(instruction, settings, baseline=baseline, repeat=repeat))
         trace = show(after_preparation(events), screen)
         loaded.check.require(CHECK_SECONDS)
     notes.print("\n" + "\n".join(figures_of(trace)))
@@ -86,19 +90,22 @@ def after_preparation(events: Iterator[Event]) -> Iterator[Event]:
 
 
 def show(events: Iterable[Event], screen: Console) -> Trace:
-    """Print a session's events as they come; returns the last, the trace."""
+    """Print a session's events as they come, and that a race is repeated; returns the last, the
+    trace."""
     baseline_begun = False
-    for event in events:
-        if isinstance(event, Round):
-            for token in event.tokens:
-                screen.print(
-                    printable(token.text, PRINTED_CONTROLS), style=STYLES.get(token.kind), end=""
-                )
-        elif isinstance(event, BaselineToken):
-            if not baseline_begun:
-                screen.print("\n\nautoregressive decoding:")
-            baseline_begun = True
-            screen.print(printable(event.text, PRINTED_CONTROLS), end="")
+    with progress_bar() as report:
+        for event in events:
+            if isinstance(event, Round):
+                for token in event.tokens:
+                    text = printable(token.text, PRINTED_CONTROLS)
+                    screen.print(text, style=STYLES.get(token.kind), end="")
+            elif isinstance(event, BaselineToken):
+                if not baseline_begun:
+                    screen.print("\n\nautoregressive decoding:")
+                baseline_begun = True
+                screen.print(printable(event.text, PRINTED_CONTROLS), end="")
+            elif isinstance(event, Trace) and not enough(event):
+                report(Progress(AGAIN))
     screen.print()
     assert isinstance(event, Trace)
     return event
@@ -120,9 +127,9 @@ def figures_of(trace: Trace) -> list[str]:
             f" {figures.tokens_per_round:.2f} tokens per round;"
             f" drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
-    if figures.speedup is not None:
+    if verdict := trace.verdict:
         lines.append(f"autoregressive decoding: {figures.baseline_tokens_per_second:.1f} tokens/s")
-        lines.append(f"speed-up {figures.speedup:.2f}x")
+        lines.append(verdict.sentence)
     if trace.identical:
         lines.append("the two answers are identical, token for token")
     elif trace.identical is False:

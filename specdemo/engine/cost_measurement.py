@@ -4,9 +4,11 @@ cost models."""
 import math
 import statistics
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
+from glob import glob
 from itertools import count, product
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -155,3 +157,13 @@ def _preempted() -> int:
     except ImportError:  # Windows: no measurement counts as disturbed
         return 0
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
+
+
+def waited_seconds() -> float:
+    """Seconds in which the threads of this process waited for a processor so far, added up. 0 where
+    the system does not tell."""
+    waited = 0
+    for path in glob("/proc/self/task/*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended
+            waited += int(Path(path).read_text().split()[1])
+    return waited / 1e9

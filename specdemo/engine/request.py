@@ -12,6 +12,7 @@ from typing import Any
 from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
 from .constraint import Allowed, Constraint
+from .cost_measurement import waited_seconds
 from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
 from .drafts.drafter import AdaptiveDrafter, DraftRequest
@@ -67,7 +68,8 @@ class Request:
     prefill had taken that long. `rates` replace the acceptance rates that requests share. Nothing
     is prepared beside a `timed` request. A `constraint` belongs to one request. Rounds have
     `logprobs` with so many of the likeliest tokens, unless it is None. `prediction`: tokens that
-    the answer may repeat."""
+    the answer may repeat. `waited`: seconds in which threads of this process could run and other
+    programs had the processors."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -86,6 +88,7 @@ class Request:
     prefill: float = 0.0
     reused: int = 0
     cpu: float = 0.0
+    waited: float = 0.0
     inference: float = 0.0
 
     def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
@@ -110,6 +113,7 @@ class Request:
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds
             begun, cpu = sum(runner.seconds for runner in runners), time.process_time()
+            waited = waited_seconds()
 
             def elapsed() -> float:
                 self.inference = sum(runner.seconds for runner in runners) - begun
@@ -131,6 +135,7 @@ class Request:
                 return reason
             finally:
                 self.cpu = time.process_time() - cpu
+                self.waited = waited_seconds() - waited
 
     def _prompt(
         self, target: Target, drafter: AdaptiveDrafter | None = None

@@ -118,6 +118,17 @@ def processors() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def usual_share() -> float:
+    """The most of the processor time that threads on all processors can get: less than 1 in a
+    container that may use fewer than it sees."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such control group, or "max"
+            texts = [Path("/sys/fs/cgroup", name).read_text() for name in names]
+            quota, period = map(int, " ".join(texts).split())
+            return min(1.0, quota / period / processors()) if quota > 0 else 1.0
+    return 1.0
+
+
 def in_background(work: Callable[[], Result]) -> Future[Result]:
     """Run `work` in a thread, on Linux at the lowest priority; the future has its result or error.
     Not for work that starts threads: they would inherit the priority."""

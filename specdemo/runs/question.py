@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
-from specdemo.host.hardware import EnergyMeter
+from specdemo.host.hardware import EnergyMeter, usual_share
 from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
@@ -135,6 +135,12 @@ class AnswerRun:
     @property
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token.id for round_ in self.rounds for token in round_.tokens)
+
+    @property
+    def share(self) -> float:
+        """Of the processor time that its decoding could use, what other programs left it."""
+        wanted = self.request.cpu + self.request.waited
+        return min(1.0, self.request.cpu / wanted / usual_share()) if wanted else 1.0
 
     @property
     def outside_seconds(self) -> float:

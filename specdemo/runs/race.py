@@ -6,23 +6,24 @@ from dataclasses import replace
 from itertools import accumulate
 
 from specdemo.engine.messages import Round
+from specdemo.runs.judge import FEWEST
 from specdemo.runs.question import AnswerRun, Event
-from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace
+from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, summarize
 
 ENOUGH_SECONDS = 3.0
-"""Seconds of decoding of each way, summed over its races, after which a race is not repeated."""
+"""Seconds of decoding of the faster way, summed over the races that count, after which a race is
+not repeated if FEWEST count. No race ends because of what the others said: a lucky moment would
+decide."""
 
-CERTAIN, CERTAIN_RACES = 0.05, 3
-"""So many races are enough if the speed-ups of all are within this share of their median."""
-
-MOST_REPEATS = 24  # answers of a few tokens would be repeated for longer than anybody waits
+PATIENCE, MOST_REPEATS = 6, 24
+"""Nor after so many times as long, with those that do not count, or after so many repeats."""
 
 
 def on_show(races: Sequence[Trace]) -> Trace:
     """The race of median speed-up, of those that count, with the others as its repeats. Other work
     takes time from a race, and so does the page, which draws the first one while it runs; that one
     counts only if no other does. If none counts, the first is on show."""
-    quiet = [race for race in races if not race.disturbed]
+    quiet = [race for race in races if not race.why]
     counting = [race for race in quiet if not race.watched] or quiet or list(races[:1])
     counting.sort(key=lambda race: race.speedup or 0.0)
     shown = counting[(len(counting) - 1) // 2]
@@ -37,27 +38,29 @@ def _repeat(race: Trace) -> Repeat:
     return Repeat(
         times[-1],
         baseline_times[-1],
-        race.others,
+        max(race.shared_with, race.baseline.shared_with if race.baseline else 0),
         race.compiling,
         race.watched,
         times,
         lengths,
         baseline_times,
+        min(race.share, race.baseline.share if race.baseline else 1.0),
     )
 
 
 def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
-    """Whether another race would add nothing: each way has `enough_seconds` (0 for one race only),
-    the verdict is CERTAIN, there is nothing to compare, or runs do not give the same tokens."""
-    if not trace.identical or trace.speedup is None:
+    """Whether a race is not to be repeated: as many count as decide, for `enough_seconds` (0: one
+    race only); they took too long; there is nothing to compare, or answers differ."""
+    pairs = trace.pairs
+    if not trace.identical or not pairs or not enough_seconds:
         return True
-    if not enough_seconds or len(trace.repeats) >= MOST_REPEATS:
-        return True
-    result = trace.verdict
-    if result is None:
-        return False
-    certain = all(abs(speedup / result.speedup - 1) <= CERTAIN for speedup in result.range)
-    return result.seconds >= enough_seconds or (result.races >= CERTAIN_RACES and certain)
+    summary = summarize(trace)
+    seconds = [min(summary.decode_seconds, summary.baseline_decode_seconds or 0.0)]
+    seconds += [min(race.seconds, race.baseline_seconds) for race in trace.repeats]
+    counted = [spent for spent, pair in zip(seconds, pairs, strict=True) if not pair.why]
+    decided = len(counted) >= FEWEST and sum(counted) >= enough_seconds
+    late = sum(seconds) >= PATIENCE * enough_seconds
+    return decided or late or len(trace.repeats) >= MOST_REPEATS
 
 
 def with_baseline(run: AnswerRun, trace: Trace) -> Generator[Event, None, Trace]:
@@ -100,7 +103,7 @@ def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:
     if autoregressive:
         tokens = tuple(map(_baseline_token, run.rounds))
         cpu, others = run.request.cpu, run.handle.most_others
-        baseline = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules)
+        baseline = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules, run.share)
         return replace(trace, baseline=baseline)
     return replace(
         trace,
@@ -108,6 +111,7 @@ def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:
         cpu_seconds=run.request.cpu,
         joules=run.joules,
         outside_seconds=run.outside_seconds,
+        share=run.share,
         shared_with=run.handle.most_others,
     )
 

@@ -25,7 +25,7 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
 from specdemo.runs.question import AnswerRun, Event, Prompt, Question
-from specdemo.runs.trace import ForwardCosts, Trace
+from specdemo.runs.trace import Trace
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import Message
 
@@ -98,6 +98,11 @@ class Session(AbstractContextManager["Session"]):
         """The use of the KV caches "target", "target fast" and "draft", in blocks."""
         return self._engine.cache_blocks()
 
+    @property
+    def draft_step(self) -> float:
+        """Expected seconds of a step of the draft model or head, 0 without one."""
+        return self._engine.draft_step
+
     def prepare(self, numerics: str = "exact") -> None:
         """Wait until all that makes answers fast is compiled and measured."""
         for _ in self._engine.preparing(numerics):
@@ -145,8 +150,8 @@ class Session(AbstractContextManager["Session"]):
             outside_seconds=run.outside_seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=hardware.describe(),
+            share=run.share,
             shared_with=run.handle.most_others,
-            costs=self._costs(settings.numerics, len(request.tokens), len(run.token_ids)),
             compiling=run.compiling,
         )
         if not question.baseline or run.finish_reason == "cancelled":
@@ -175,9 +180,7 @@ class Session(AbstractContextManager["Session"]):
 
         trace = yield from race.with_baseline(again(autoregressive=True), trace)
         yield trace
-        for raced in race.repeated(trace, question.repeat, again_if_quiet):
-            costs = self._costs(settings.numerics, raced.prompt_tokens, len(raced.tokens))
-            yield replace(raced, costs=costs)
+        yield from race.repeated(trace, question.repeat, again_if_quiet)
 
     def submit(
         self,
@@ -195,13 +198,6 @@ class Session(AbstractContextManager["Session"]):
         target = self._engine.target(question.settings.numerics)
         handle = self._engine.submit(request, target, stop=question.stop, first=first)
         return AnswerRun(question, request, handle, self._tokenizer)
-
-    def _costs(self, numerics: str, prompt: int, answer: int) -> ForwardCosts | None:
-        """The cost model in the middle of an answer of so many tokens; None if not measured."""
-        policy, context = self._engine.target(numerics).policy, prompt + answer // 2
-        _, *seconds = policy.costs.forwards(context=context)
-        token = policy.costs.baseline(context)
-        return ForwardCosts(tuple(seconds), self._engine.draft_step, token) if token else None
 
     def _request(
         self, question: Question, kind: type[Request] = Request, **options: Any

@@ -17,6 +17,7 @@ from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo
+from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.stops import StopStrings
 
@@ -28,6 +29,9 @@ LONGEST_SECONDS = 1e6  # eleven days
 LARGEST_SPEEDUP = 1000.0
 LARGEST_RATE = 1e6  # tokens a second
 
+COMPILING = "models were loaded or compiled"
+WATCHED = "showing it live slows the models"
+
 STYLES = {
     "accepted": "background: #00785a33",
     "forced": "background: #8a3fa033",
@@ -38,7 +42,7 @@ STYLES = {
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 Joules = Annotated[float, Field(ge=0, le=1e12)]
-ForwardSeconds = Annotated[float, Field(gt=0, le=3600)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_NEW_TOKENS)]
@@ -104,6 +108,7 @@ class Baseline:
     cpu_seconds: Seconds
     shared_with: Count = 0
     joules: Joules | None = None
+    share: Share = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ class Repeat:
     """Another race of the same question, with the same tokens: seconds of decoding of both runs,
     first token to last. `times` are the seconds from the first token to each round of its
     speculative run, after which the answer has so many `tokens`; `baseline_times` those to each
-    token of its baseline. All three may be left out. Other fields are as in Trace."""
+    token of its baseline. All three may be left out. `share` is the smaller one of both runs. Other
+    fields are as in Trace."""
 
     seconds: Annotated[Seconds, Field(gt=0)]
     baseline_seconds: Annotated[Seconds, Field(gt=0)]
@@ -121,32 +127,20 @@ class Repeat:
     times: Times = ()
     tokens: Annotated[tuple[Count, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
     baseline_times: Times = ()
+    share: Share = 1.0
 
     @property
-    def disturbed(self) -> bool:
-        return self.compiling or self.shared_with > 0
+    def why(self) -> str:
+        return _disturbance(self.compiling, self.shared_with, self.share)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCosts:
-    """The engine's cost model at the end of a run, in seconds: `target` of the next forward of 1,
-    2, ... tokens at the run's mean context, `draft_step` of the draft model or head (0 without
-    one), `token` of one token of autoregressive decoding (0 in runs of earlier versions)."""
-
-    target: Annotated[tuple[ForwardSeconds, ...], Field(min_length=1, max_length=256)]
-    draft_step: Seconds
-    token: Seconds = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RaceVerdict:
-    """The speed-up of the race on show, which is the median one of the `races` that count, the
-    least and the largest of these, and the seconds that all took to decode in the faster way."""
-
-    speedup: float
-    range: tuple[float, float]
-    races: int
-    seconds: float
+def _disturbance(compiling: bool, others: int, share: float) -> str:
+    """Why a race does not count; "" if nothing disturbed it."""
+    if compiling:
+        return COMPILING
+    if others:
+        return f"{others} other request{'s' if others > 1 else ''} ran beside it"
+    return starved(share)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,8 +149,9 @@ class Trace:
     were already in the KV cache; `prefill_seconds` is the time of the prefill. `cpu_seconds` (of
     all threads), `outside_seconds` (wall time outside inference) and `joules` (of the machine's
     processors, None where they cannot be read) are of decoding, without prefill. At most
-    `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
-    models were loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
+    `shared_with` other requests ran beside it at once; seconds include their work. `share`: of the
+    processor time that its threads could use, what other programs left it. `compiling`: models were
+    loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
     takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
     decoded independently, are equal. Of several races the fields are those of the one on show
     (`race.on_show`), and the others are its `repeats`."""
@@ -180,7 +175,7 @@ class Trace:
     created: Text = ""
     machine: Text = ""
     shared_with: Count = 0
-    costs: ForwardCosts | None = None
+    share: Share = 1.0
     compiling: bool = False
     watched: bool = True
     repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
@@ -188,14 +183,11 @@ class Trace:
     schema: Literal[1] = 1
 
     @property
-    def others(self) -> int:
-        """The most other requests that ran beside one of its two runs at once."""
-        return max(self.shared_with, self.baseline.shared_with if self.baseline else 0)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other work of this process took time from one of its runs."""
-        return self.compiling or self.others > 0
+    def why(self) -> str:
+        """Why its race does not count; "" if nothing disturbed one of its two runs."""
+        both: list[Trace | Baseline] = [self, *([self.baseline] if self.baseline else [])]
+        others, share = max(run.shared_with for run in both), min(run.share for run in both)
+        return _disturbance(self.compiling, others, share)
 
     @property
     def tokens(self) -> list[DraftToken | EmittedToken]:
@@ -246,25 +238,31 @@ class Trace:
         return summarize(self).speedup
 
     @property
-    def verdict(self) -> RaceVerdict | None:
-        """The verdict of the races that count; None if none does. Speed-ups are per token."""
-        summary = summarize(self)
-        if not summary.speedup or not summary.baseline_decoded or self.disturbed:
-            return None
-        quiet = [race for race in self.repeats if not (race.disturbed or race.watched)]
-        seconds = [summary.decode_seconds, *(race.seconds for race in quiet)]
-        baseline = [summary.baseline_decode_seconds or 0.0]
-        baseline += [race.baseline_seconds for race in quiet]
-        tokens = summary.decoded / summary.baseline_decoded
-        speedups = [slow / fast * tokens for fast, slow in zip(seconds, baseline, strict=True)]
-        extent, least_seconds = (min(speedups), max(speedups)), min(sum(seconds), sum(baseline))
-        return RaceVerdict(summary.speedup, extent, len(speedups), least_seconds)
+    def pairs(self) -> list[PairedRuns]:
+        """The race on show, then its repeats; empty without a baseline. A watched race counts only
+        if no other does."""
+        if not (speedup := self.speedup) or not self.baseline:
+            return []
+        tokens = summarize(self).decoded / (len(self.baseline.tokens) - 1)  # per token of both
+        races: list[Trace | Repeat] = [self, *self.repeats]
+        speedups = [speedup]
+        speedups += [race.baseline_seconds / race.seconds * tokens for race in self.repeats]
+        unwatched = any(not (race.watched or race.why) for race in races)
+        return [
+            PairedRuns(speedup, race.why or (WATCHED if race.watched and unwatched else ""))
+            for speedup, race in zip(speedups, races, strict=True)
+        ]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of its races, None without a baseline."""
+        return judge(pairs) if (pairs := self.pairs) else None
 
     @property
     def speedup_range(self) -> tuple[float, float] | None:
-        """The least and the largest speed-up of a repeated race, of which `speedup` is the median;
-        other work of this process disturbed none of them. None without such a race."""
-        return verdict.range if (verdict := self.verdict) else None
+        """The interval of the verdict: where the median speed-up of many races lies. None if none
+        counts."""
+        return verdict.interval if (verdict := self.verdict) and verdict.races else None
 
     def _repr_html_(self) -> str:
         """The answer in a notebook: tokens coloured by kind, and the figures."""
@@ -276,8 +274,8 @@ class Trace:
         figures = [f"{len(self.tokens)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
         if self.acceptance_rate is not None:
             figures.append(f"{self.acceptance_rate:.0%} of the draft tokens accepted")
-        if self.speedup is not None:
-            figures.append(f"speed-up {self.speedup:.2f}")
+        if verdict := self.verdict:
+            figures.append(verdict.sentence)
         text = f'<div style="white-space: pre-wrap">{tokens}</div>'
         return f"{text}<small>{', '.join(figures)}</small>"
 
@@ -413,7 +411,15 @@ def to_json(trace: Trace) -> str:
     summary = summarize(trace)
     derived = [name for name, item in vars(Summary).items() if isinstance(item, property)]
     figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
-    return as_json(_fields(trace) | {"seed": trace.settings.seed, "summary": figures})
+    words = {"seed": trace.settings.seed, "summary": figures, "verdict": as_verdict(trace.verdict)}
+    return as_json(_fields(trace) | words)
+
+
+def as_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    """A verdict for JSON, with its result and its sentence."""
+    if verdict is None:
+        return None
+    return _fields(verdict) | {"result": verdict.result, "sentence": verdict.sentence}
 
 
 def as_json(value: Any) -> str:
@@ -462,7 +468,7 @@ def from_json(text: str | bytes) -> Trace:
     elif not all(1 / LARGEST_SPEEDUP < ratio < LARGEST_SPEEDUP for ratio in speedups if ratio):
         problem = f"one of its runs is more than {LARGEST_SPEEDUP:.0f} times as fast as the other"
     else:
-        counted = any(not race.disturbed for race in repeats)
+        counted = any(not race.why for race in repeats)
         # Earlier versions kept of a repeated race what was watched, which does not count.
         return replace(trace, repeats=()) if trace.watched and counted else trace
     raise BadInput(f"The file is not a trace: {problem}.")

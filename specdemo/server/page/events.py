@@ -16,6 +16,7 @@ import gradio as gr
 from specdemo.engine.messages import Round, Source
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy
+from specdemo.runs.judge import FEWEST
 from specdemo.runs.question import Event as SessionEvent
 from specdemo.runs.question import Question, trace_of, with_text
 from specdemo.runs.race import enough
@@ -33,7 +34,7 @@ from specdemo.server.page.wording import (
     verdict,
 )
 
-AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
+AGAIN = f"The same race again, unwatched: at least {FEWEST} decide. Stop ends it."
 
 DRAFTERS: dict[Drafter, str] = {
     "none": "no draft",
@@ -145,7 +146,7 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
     for event in session.ask(question):
         if isinstance(event, Trace):
             if trace is None and not enough(event, enough_seconds):
-                yield message("again", AGAIN, **new, verdict=verdict(event, again=True))
+                yield message("again", AGAIN, **new, verdict=verdict(event))
                 if stop:
                     stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event

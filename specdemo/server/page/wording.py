@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.costs import predicted_speedups, token_seconds
+from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
-from specdemo.runs.trace import Repeat, Trace, describe_difference, summarize
+from specdemo.runs.trace import WATCHED, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
@@ -17,30 +19,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTICEABLE = 0.03  # one race's speed-up within this of 1 is called neither faster nor slower
+DISAGREEING = 0.1  # of the measured figure; so far from it nothing is shown as a prediction
 LOOP_PERIOD, LOOP_TOKENS = 48, 24
 LOOP = "This answer repeats itself, so guessing is easy."
 CUTS = {
     "length": "The answer was cut at {}, the maximum that was set.",
     "context": "The answer was cut at {}: the model's context is full.",
 }
+TONES = {"faster": "faster", "slower": "slower", "undecided": "unclear"}
 EXPECTED = {0.5: ": quick, often wrong", 4.0: ": small, sometimes wrong"}
 """By billions of weights: what to expect of a model with fewer."""
-COMPILING = "models were loaded or compiled"
 
 
-def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
+def verdict(trace: Trace) -> dict[str, Any]:
     """The words for a run: `tone` ("faster", "slower", "unclear", "differ", or "neutral" for a
     stopped or looping one), `headline`, `sentence`, `notes` (a list of sentences); for a finished
-    run also `identity`, `difference` (the first position where the answers differ, or None) and its
-    `races`, the one on show first: `speedup`, `counted`, and `why` not. `again`: it is being
-    repeated."""
+    run also `identity`, `difference` (the first position where the answers differ, or None), its
+    `races`, the one on show first: `speedup`, `counted`, and `why` not, and their `result` as one
+    line."""
     summary = summarize(trace)
     stopped = trace.finish_reason == "cancelled" or (trace.baseline and trace.identical is None)
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
         acceptance = f"acceptance rate {summary.acceptance_rate:.0%}"
-    if stopped or summary.speedup is None:
+    result = trace.verdict
+    if stopped or result is None:
         pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
@@ -54,50 +57,36 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
             tone, headline = "neutral", "Different answers, as expected"
             identity = "This rule keeps the distribution, not the tokens."
     else:
-        tone, headline = _headline(trace)
+        tone, headline = TONES[result.result], result.headline
         if LOOP in notes and tone == "faster":
             tone = "neutral"
     return {
         "tone": tone,
-        "headline": headline + (", so far" if again else ""),
-        "sentence": f"{_pace(trace)}; {acceptance}.",
+        "headline": headline,
+        "sentence": f"{_pace(trace)}; {result.detail}; {acceptance}.",
         "notes": notes,
         "identity": identity,
         "difference": trace.difference,
-        "races": _races(trace),
+        "races": [
+            {"speedup": pair.speedup, "counted": not pair.why, "why": pair.why}
+            for pair in trace.pairs
+        ],
+        "result": result.sentence,
     }
-
-
-def _headline(trace: Trace) -> tuple[str, str]:
-    """Tone and headline of a comparison. A difference is claimed only where all races agree, to
-    the two digits that are shown."""
-    result = trace.verdict
-    if result is None:
-        return "unclear", "Not counted"
-    slowest, fastest = (round(speedup, 2) for speedup in result.range)
-    alike = result.races == 1 and abs(result.speedup - 1) <= NOTICEABLE
-    if not alike and slowest > 1:
-        return "faster", f"{result.speedup:.2f} times faster"
-    if not alike and fastest < 1:
-        return "slower", f"{1 / result.speedup:.2f} times slower"
-    return "unclear", "No clear difference"
 
 
 def _pace(trace: Trace) -> str:
     """Seconds of both runs of the race on show, counted from the first token because both start
-    from the same prefill, and the range of the races."""
-    summary, result = summarize(trace), trace.verdict
+    from the same prefill."""
+    summary = summarize(trace)
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
     baseline_decoded = summary.baseline_decoded or 0
     words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
     if summary.decoded != baseline_decoded:
         words += f"{_count(baseline_decoded + 1, 'token')} in "
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
-    words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
-    if result and result.races > 1:
-        slowest, fastest = result.range
-        words += f"; {slowest:.2f} to {fastest:.2f} times as fast in {result.races} races"
-    return words
+    words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s "
+    return words + ("saved" if saved >= 0 else "lost")
 
 
 def _notes(trace: Trace) -> list[str]:
@@ -108,46 +97,14 @@ def _notes(trace: Trace) -> list[str]:
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
     result = trace.verdict
-    if result and result.range[0] <= 1:
+    if result and result.races and result.interval[0] <= 1:
         cost = summary.tokens_per_round / result.speedup
         notes.append(
             f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
             f"{cost:.2f} tokens of the baseline."
         )
-    every: list[Trace | Repeat] = [trace, *trace.repeats]
-    disturbed = [race for race in every if race.disturbed]
-    if disturbed:
-        others = max(trace.others, *(race.shared_with for race in disturbed))
-        causes = [COMPILING] if any(race.compiling for race in disturbed) else []
-        if others:
-            causes.append(f"the machine was shared with {_count(others, 'other request')}")
-        number = _count(len(disturbed), "race")
-        notes.append(f"{number} not counted: meanwhile {' and '.join(causes)}.")
-    return notes
-
-
-def _races(trace: Trace) -> list[dict[str, Any]]:
-    """Speed-up of each race, per token, and whether it counts."""
-    counted = bool(trace.verdict)
-    shown = {"speedup": summarize(trace).speedup, "counted": counted, "why": _why(trace)}
-    repeats = [
-        {
-            "speedup": race.baseline_seconds / race.seconds,
-            "counted": counted and not (race.disturbed or race.watched),
-            "why": _why(race),
-        }
-        for race in trace.repeats
-    ]
-    return [shown, *repeats]
-
-
-def _why(race: Trace | Repeat) -> str:
-    """Why a race does not count, if it does not."""
-    if race.compiling:
-        return COMPILING
-    if race.disturbed:
-        return "other requests ran beside it"
-    return "showing it live slows the models"
+    reasons = Counter(pair.why for pair in trace.pairs if pair.why not in ("", WATCHED))
+    return notes + [f"{_count(n, 'race')} not counted: {why}." for why, n in reasons.items()]
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:
@@ -167,26 +124,37 @@ def _count(number: int, name: str) -> str:
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
-    """What the page says about the run's cost model, None without one: a `sentence` about checking
-    the median number of `tokens`; the `token_seconds` of one token; the `predicted` speed-up, at
-    the run's acceptance `rate` and `by_rate` of 0, 1, ... 100 %; and the `measured` one."""
-    if trace.costs is None:
-        return None
+    """What the page says about the costs of a run's steps, None if it has too few: a `sentence`
+    about checking the median number of `tokens`; the `costs` by number of tokens (seconds, and the
+    ends between which half of them lie); the speed-up `predicted` at the run's acceptance `rate`
+    and `by_rate` of 0, 1, ... 100 %; and the `measured` one. Nothing is predicted that disagrees
+    with what was measured."""
+    costs = {cost.tokens: cost for cost in step_costs(trace)}
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
-    tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
-    seconds = token_seconds(trace)
-    ratio = trace.costs.target[tokens - 1] / seconds
-    figures = summarize(trace)
+    if not sizes or 1 not in costs:
+        return None
+    tokens = sizes[len(sizes) // 2]
+    one, several, figures = costs[1], costs[tokens], summarize(trace)
+    ratio, low, high = (each / one.seconds for each in (several.seconds, several.low, several.high))
+    comparable = ratio >= 1 - DISAGREEING  # reading more tokens cannot take less time
+    length = f"{ratio:.1f} times as long" if ratio >= 1.05 else "as long"
+    spread = _count(several.rounds, "such step")
+    if several.rounds > 3:
+        spread = f"half of {spread} took {low:.1f} to {high:.1f} times"
+    measured = result.speedup if (result := trace.verdict) and result.races else figures.speedup
     rates = [figures.acceptance_rate or 0.0, *(percent / 100 for percent in range(101))]
-    speedups = predicted_speedups(trace, rates)
+    predicted, *by_rate = predicted_speedups(trace, rates)
+    agreeing = measured is None or abs(predicted / measured - 1) <= DISAGREEING
     return {
-        "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
+        "sentence": f"Checking {tokens} tokens took {length} as making one ({spread})."
+        if comparable
+        else "The machine's speed changed between both runs: their steps cannot be compared.",
         "tokens": tokens,
-        "token_seconds": seconds,
-        "predicted": speedups[0] if speedups else None,
-        "measured": (trace.verdict or figures).speedup,
+        "costs": [dataclasses.astuple(cost) for cost in costs.values()],
+        "predicted": predicted if comparable and agreeing else None,
+        "measured": measured,
         "rate": figures.acceptance_rate,
-        "by_rate": [round(speedup, 3) for speedup in speedups[1:]],
+        "by_rate": [round(speedup, 3) for speedup in by_rate],
     }
 
 

@@ -55,15 +55,15 @@ const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
   price.oninput();
 };
 
-const drawCosts = (find, { rounds, costs }, curve) => {
+const drawCosts = (find, { rounds }, curve) => {
   const details = find(".sd-engineers");
   find(".sd-curve").hidden = !curve;
   details.ontoggle = null;
   if (!curve) return;
-  const { sentence, tokens, token_seconds: token, predicted, measured, rate, by_rate: speedups } = curve;
+  const { sentence, tokens, costs, predicted, measured, rate, by_rate: speedups } = curve;
   // Drawn when it is looked at: Plotly needs the width.
   details.ontoggle = () => details.open && draw(find(".sd-cost-chart"),
-    costFigure([token, ...costs.target.slice(1)], rounds.slice(1), tokens));
+    costFigure(costs, rounds.slice(1), tokens));
   details.ontoggle();
   say(find(".sd-cost-sentence"), sentence);
   find(".sd-cost-chart").ariaLabel = sentence;
@@ -81,19 +81,22 @@ const drawCosts = (find, { rounds, costs }, curve) => {
   slider.oninput();
 };
 
-/* `costs` are seconds of a forward of 1, 2, ... tokens; `tokens` is the size in the sentence. */
+/* `costs`: [tokens, seconds, low, high, rounds] of steps; `tokens` is the size in the sentence. */
 const costFigure = (costs, rounds, tokens) => {
-  const fast = colour("fast"), sizes = costs.map((_, place) => place + 1);
-  const line = { type: "scatter", mode: "lines", name: "a step", x: sizes,
-    y: costs.map((s) => 1000 * s), line: { color: fast, width: 2.5 },
-    text: costs.map((s, place) => `${counted(place + 1, "token")}: ${milliseconds(s)}`),
+  const fast = colour("fast"), ms = (place) => costs.map((one) => 1000 * one[place]);
+  const line = { type: "scatter", mode: "lines", name: "a step, and where half of them lie",
+    x: costs.map(([size]) => size), y: ms(1), line: { color: fast, width: 2.5 },
+    error_y: { color: fast, symmetric: false, array: costs.map(([, s, , high]) => 1000 * (high - s)),
+      arrayminus: costs.map(([, s, low]) => 1000 * (s - low)) },
+    text: costs.map(([size, s, , , count]) => (
+      `${counted(size, "token")}: ${milliseconds(s)} in ${counted(count, "step")}`)),
     hovertemplate: "%{text}<extra></extra>" };
   const dots = { type: "scatter", mode: "markers", name: "the rounds of this run",
     x: rounds.map(({ drafted }) => drafted.length + 1),
     y: rounds.map(({ verify_seconds: s }) => 1000 * s),
     marker: { color: colour("ink"), size: 8, opacity: .3 }, hoverinfo: "skip" };
   const mark = { type: "scatter", mode: "markers", showlegend: false, x: [tokens],
-    y: [1000 * costs[tokens - 1]], marker: { color: fast, size: 11 }, hoverinfo: "skip" };
+    y: [1000 * costs.find(([size]) => size === tokens)[1]], marker: { color: fast, size: 11 }, hoverinfo: "skip" };
   return { data: [line, dots, mark], layout: { height: 240,
     xaxis: { title: { text: "tokens of a step" } },
     yaxis: { title: { text: "milliseconds" }, rangemode: "tozero" } } };

@@ -31,12 +31,9 @@ const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
 
 const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
-  const counted = verdict.races?.filter((one) => one.counted).map((one) => one.speedup) ?? [];
-  const ends = [Math.min(...counted), Math.max(...counted)].map((one) => one.toFixed(2));
-  const range = counted.length > 1 ? ` (${ends.join(" to ")})` : ", one race";
-  const result = counted.length ? `${trace.summary.speedup.toFixed(2)} times${range}` : verdict.headline;
+  const result = verdict.headline;
   const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
-  const title = `${trace.instruction.slice(0, 200)}: ${result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
+  const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
   const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }], lay = `Lay over the chart: ${title}`;
   visits.push(make("li", "",
     button(`${name}: ${result}`, () => receive({ ...message, phase: "opened" }), { title }),

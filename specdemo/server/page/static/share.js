@@ -10,7 +10,7 @@ const CURVES = ["times", "tokens", "baseline_times"];   // of other races: left 
 const through = (bytes, stream) =>
   new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer();
 
-const pack = async ({ summary, repeats, ...trace }) => {
+const pack = async ({ summary, verdict, repeats, ...trace }) => {
   const short = (_, value) => (Number.isInteger(value) || typeof value !== "number" ? value
     : Number(value.toFixed(5)));
   const others = repeats.map((one) => Object.fromEntries(
