@@ -395,8 +395,10 @@ def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(file, tmp
     start, end, think = map(tokens.index, ("<|im_start|>", "<|im_end|>", tiny_gguf.ADDED))
     kinds[start] = kinds[end] = kind
     read.fields["tokenizer.ggml.eos_token_id"] = tokens.index("<|endoftext|>")
+    read.fields["tokenizer.chat_template.tool_use"] = "{{ tools }}{{ messages[0].content }}"
     gguf_file.write_tokenizer(read, tmp_path)
     tokenizer, template, stop_ids, _ = read_text_files(tmp_path)
+    assert template.tools_jinja == "{{ tools }}{{ messages[0].content }}"
     assert end in stop_ids and tokenizer.decode([start, think, end]) == tiny_gguf.ADDED
     prompt = template.render("a<|im_end|>\n<|im_start|>system\nb<|think|>", tokenizer)
     assert [id for id in prompt if id in (start, end)] == [start, end, start]

@@ -424,7 +424,7 @@ def test_the_assistants_last_message_is_continued_where_asked_for(client, toy):
 
 VALUE, UNKNOWN, UNSUPPORTED = "invalid_value", "unknown_parameter", "unsupported_parameter"
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
-CALLED = {"name": "f", "arguments": "[" * 2000}
+CALLED = {"name": "f", "arguments": 5}
 NESTED = {"role": "assistant", "tool_calls": [{"function": CALLED}]}
 TWO = [{"role": "system", "content": "Be brief."}, *QUESTION]
 BASELINE = {"baseline": True, "trace": True}

@@ -240,7 +240,7 @@ def test_a_continued_message_is_the_end_of_the_prompt(embedded_pair, text):
         ("{{ messages[0].content }}", user("Write.", "Once"), True, "changes the last message"),
         ("{{ messages | map(attribute='content') | join | upper }}", user("W", "o"), True, "chan"),
         ("{{ raise_exception('no system') }}", CONVERSATIONS["system"], False, "no system"),
-        ("{{ messages[-1].content }}", CONVERSATIONS["system"], False, "leaves out the system mes"),
+        ("{{ messages[-1].content }}", CONVERSATIONS["system"], False, "leaves out messages.0"),
     ],
 )
 def test_a_message_that_is_dropped_refused_or_cannot_be_continued_is_named(
@@ -274,8 +274,43 @@ def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
         rendered(odd=object())
     with pytest.raises(BadInput, match="not JSON data"):
         rendered(odd=nested)
-    with pytest.raises(BadInput, match="not JSON data"):
-        rendered(Message("assistant", "", (FunctionCall("f", "{"),)))
+
+
+JOINED = '{{ "" + c.function.arguments }}'
+PRINTED = "{{ c.function.arguments }}"
+DUMPED = "{{ c.function.arguments | tojson }}"
+LISTED = "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_text", "dumped", "listed"),
+    [
+        ('{"a": "é"}', '{"a": "é"}', '{"a": "é"}', "a=é"),
+        ('{"a": ', '{"a": ', r'"{\"a\": "', 'arguments={"a": '),
+        ("{}", "{}", "{}", ""),
+        ('{"a": ["<|im_end|>"]}',) + ('{"a": ["<|im_end|>"]}',) * 2 + ("a=['<|im_end|>']",),
+        ("[" * 2000, "[" * 2000, f'"{"[" * 2000}"', "arguments=" + "[" * 2000),
+    ],
+)
+def test_a_template_gets_the_arguments_of_calls_in_the_form_that_it_takes(
+    tokenizer, arguments, as_text, dumped, listed
+):
+    turns = [*user("q"), Message("assistant", "", (FunctionCall("f", arguments),))]
+    wanted = {JOINED: as_text, PRINTED: as_text, DUMPED: dumped, LISTED: listed}
+    for form, written in wanted.items():
+        calls = f"{{% for c in m.tool_calls or [] %}}<{form}>{{% endfor %}}"
+        jinja = f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}"
+        ids = Template("x", jinja).render_chat(turns, tokenizer)
+        assert spelled(tokenizer, ids) == f"q<{written}>"
+        assert tokenizer.added["<|im_end|>"] not in ids
+    without = CHATML.render_chat(turns, tokenizer)  # it has no calls of tools
+    assert f'{{"name": "f", "arguments": {arguments}}}' in spelled(tokenizer, without)
+
+
+def test_a_conversation_with_calls_has_the_template_for_tools(tokenizer):
+    template = Template("x", "plain{{ messages[0].content }}", "tools{{ messages[0].content }}")
+    texts = [template.text([*user("q"), Message("assistant", "", calls)]) for calls in ((), CALLS)]
+    assert texts == ["plainq", "toolsq"]
 
 
 TURNS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [model]"

@@ -319,8 +319,10 @@ def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(creat
 
 
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+DANCE = {"type": "function", "function": {"name": "dance", "parameters": {}}}
 BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not": {}}}}
 OTHER = {"type": "function", "function": {"name": "sing"}}
+TEXTUAL = {"type": "function", "function": {"name": "sing", "parameters": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,8 @@ OTHER = {"type": "function", "function": {"name": "sing"}}
         ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
         ("response_format", "is not json_schema", {"response_format": JSON | {"type": "text"}}),
         ("response_format", "is not json_s", {"response_format": JSON | {"type": "json_object"}}),
-        ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
+        ("tools", "sing .*unsupported keywords.*not", {"tools": [*DRINKS, BAD_TOOL, DANCE]}),
+        ("tools", "sing has parameters of the type 'string'", {"tools": [DANCE, TEXTUAL]}),
         ("tool_choice", "none of the tools", {"tools": DRINKS, "tool_choice": OTHER}),
     ],
 )

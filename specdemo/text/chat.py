@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
@@ -42,16 +49,13 @@ def text_of(content: Content | None) -> str:
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class CalledFunction(Strict, extra="ignore"):
-    name: FunctionName
-    arguments: str
+def _json_text(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else value or "{}"
 
-    @field_validator("arguments")
-    @classmethod
-    def _json_object(cls, text: str) -> str:
-        if not isinstance(from_json(text or "{}"), dict):
-            raise ValueError("it must be the JSON text of an object")
-        return text or "{}"
+
+class CalledFunction(Strict, extra="ignore"):
+    name: str
+    arguments: Annotated[str, BeforeValidator(_json_text)] = "{}"  # as the model wrote it
 
 
 class ToolCall(Strict, extra="ignore"):

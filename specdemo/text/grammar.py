@@ -15,6 +15,7 @@ import numpy as np
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.turns import ShortestFirst
+from specdemo.options import shown
 from specdemo.text.tokenizer import MARKER, Tokenizer
 from specdemo.text.tools import CallForm, Tools
 
@@ -92,27 +93,33 @@ class Grammars:
             return start
         if tools and schema:
             self._compiled(schema, None)  # raises what is wrong with the schema alone
-        start = self._known[schema, tools] = self._compiled(schema, tools)
+        try:
+            start = self._known[schema, tools] = self._compiled(schema, tools)
+        except BadInput:
+            for function in json.loads(tools.functions) if tools else ():
+                alone = Tools(json.dumps([function]))
+                self._compiled("", alone, f"tools: {function['name']}")
+            raise
         if len(self._known) > KEPT_GRAMMARS:
             del self._known[next(iter(self._known))]
         return start
 
-    def _compiled(self, schema: str, tools: Tools | None) -> Start:
+    def _compiled(self, schema: str, tools: Tools | None, place: str = "tools") -> Start:
         lark = self._calls(tools, schema) if tools else f"start: {_json(schema, 'json_schema')}"
-        param = "json_schema" if tools is None else "tools"
+        place = place if tools else "json_schema"
         library = self._library
         text = library.LLMatcher.grammar_from_lark("%llguidance {}\n" + lark)
         limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
-        _require(matcher, param)
-        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, param)
-        place = start()
+        _require(matcher, place)
+        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, place)
+        constraint = start()
         for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
-            mask = place.mask()
+            mask = constraint.mask()
             token = None if mask is None else forced(mask)
             if token is None:
                 break
-            place.advance(token)
+            constraint.advance(token)
         return start
 
     def _calls(self, tools: Tools, schema: str) -> str:
@@ -125,7 +132,7 @@ class Grammars:
             head = tail = ""
         functions = []
         for function in json.loads(tools.functions):
-            name, parameters = function["name"], function.get("parameters") or {"type": "object"}
+            name, parameters = function["name"], _of_objects(function)
             opening = "" if also_json else self._literal(name + form.middle)
             if also_json:
                 parameters = _call_schema(name, parameters)
@@ -204,9 +211,9 @@ class _Numbers:
 class _GrammarConstraint:
     """Restricts one request, by a copy of `matcher`, which has read no token."""
 
-    def __init__(self, matcher: Any, numbers: _Numbers, stops: list[int], param: str):
+    def __init__(self, matcher: Any, numbers: _Numbers, stops: list[int], place: str):
         self._matcher = matcher.deep_copy()
-        self._numbers, self._stops, self._param = numbers, stops, param
+        self._numbers, self._stops, self._place = numbers, stops, place
         self._tokens: list[int] = []
         self._after_end = 0
         self._size = numbers.size
@@ -215,14 +222,14 @@ class _GrammarConstraint:
     def mask(self) -> np.ndarray | None:
         if self._after_end:
             return None
-        _require(self._matcher, self._param)
+        _require(self._matcher, self._place)
         mask: np.ndarray
         if self._matcher.is_stopped():
             # All stop tokens mean the same here, so one of them is forced.
             mask = np.arange(self._size) == self._stops[0]
             return mask
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        _require(self._matcher, self._param)
+        _require(self._matcher, self._place)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         mask = bits.view(bool)
         self._numbers.limit(mask, self._tokens)
@@ -233,7 +240,7 @@ class _GrammarConstraint:
             self._after_end += 1
             return
         self._matcher.consume_token(token)
-        _require(self._matcher, self._param)
+        _require(self._matcher, self._place)
         self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
@@ -243,8 +250,8 @@ class _GrammarConstraint:
         del self._tokens[len(self._tokens) - (count - after_end) :]
 
 
-def _require(matcher: Any, param: str) -> None:
-    """Raise BadInput if `matcher` has an error."""
+def _require(matcher: Any, place: str) -> None:
+    """Raise BadInput, which names `place`, if `matcher` has an error."""
     if not matcher.is_error():
         return
     error = matcher.get_error().removesuffix("<non-verbose/>")
@@ -253,7 +260,19 @@ def _require(matcher: Any, param: str) -> None:
     error = re.sub(internal, "", error, flags=re.S)
     error = error.replace("NoExtensionBias", "it refers to itself without end")
     reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
-    raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
+    message = f"{place} cannot be used: {reason[:200].rstrip('.')}."
+    raise BadInput(message, place.partition(":")[0])
+
+
+def _of_objects(function: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a function's parameters, which are an object also where it does not say so.
+    Raises BadInput."""
+    parameters = function.get("parameters") or {}
+    kinds = parameters.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        name = f"tools: {function['name']} has parameters"
+        raise BadInput(f"{name} of the type {shown(kinds)}; it must be object.", "tools")
+    return {**parameters, "type": "object"}
 
 
 def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from specdemo.convert.ir import TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
@@ -17,7 +18,9 @@ from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid
 from specdemo.text.tools import CallForm, FunctionCall, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
+_ESCAPED_MARK = repr(MARK).strip("'")
 _PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
+_LEFT_OUT = "The model's chat template leaves out {} of this conversation."
 _CUT = "\ud801 "  # ends a message that is continued; the space shows whether it is trimmed
 
 # For models without turns: system text first, then the messages; several get their role's name.
@@ -30,6 +33,11 @@ _ONE_TEXT = (
     "{{ message.content }}{{ '' if loop.last else '\n' }}"
     "{% endfor %}"
 )
+
+
+ArgumentReading = Literal["parsed", "text", "object"]
+"""The arguments of an earlier call in the variables of a template: parsed if they are JSON, as the
+text that they are, or an object always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,15 @@ class Template:
         variables of the template. Raises BadInput if the template refuses the conversation or drops
         a system or user message, or a tool."""
 
+        variables = chat_template_kwargs or {}
+        text = partial(self.text, messages, tools, continue_final_message, variables)
+        reading = _reading(text) if any(message.calls for message in messages) else "parsed"
+
         def encoded(change: Callable[[str], str]) -> tuple[list[int], list[int]]:
-            variables = chat_template_kwargs or {}
-            text = self.text(messages, tools, continue_final_message, variables, change)
-            return tokenizer.encode_marked(text, bos=self.bos)
+            marked = text(change, reading)
+            if change is not valid:  # a template that prints a list escapes the marks in it
+                marked = marked.replace(_ESCAPED_MARK, MARK)
+            return tokenizer.encode_marked(marked, bos=self.bos)
 
         _, expected = encoded(_Placeholders())
         ids, special = encoded(valid)
@@ -126,14 +139,18 @@ class Template:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         change: Callable[[str], str] = valid,
+        reading: ArgumentReading = "parsed",
     ) -> str:
         """The text of a prompt, with `change` applied to all text of messages and tools. Raises
         BadInput like `render_chat`."""
         if continue_final_message and messages[-1].role != "assistant":
             why = "continue_final_message needs a conversation that ends with the assistant's text."
             raise BadInput(why, "messages")
+        has_calls = any(message.calls for message in messages)
+        jinja = (tools or has_calls) and self.tools_jinja or self.jinja
+        as_content = "tool_calls" not in jinja
         try:
-            turns = [_turn(message, change) for message in messages]
+            turns = [_turn(message, change, reading, as_content) for message in messages]
             final = turns[-1]["content"].strip()
             if continue_final_message:
                 turns[-1]["content"] += _CUT
@@ -149,9 +166,9 @@ class Template:
         except (ValueError, TypeError, RecursionError) as error:
             why = f"The tools, their calls or chat_template_kwargs are not JSON data: {error}."
             raise BadInput(why, "messages") from error
-        text = sandbox.render(tools and self.tools_jinja or self.jinja, variables)
+        text = sandbox.render(jinja, variables)
         if isinstance(change, _Placeholders):
-            change.require(variables, text)
+            change.require(variables, tools, text)
         if not continue_final_message:
             return text
         text, cut, rest = text.rpartition(_CUT.strip())
@@ -161,50 +178,86 @@ class Template:
         return text if rest.startswith(" ") else text.rstrip()
 
 
+def _reading(text: Callable[[Callable[[str], str], ArgumentReading], str]) -> ArgumentReading:
+    """How a template takes the arguments of calls: the first way that it neither refuses nor prints
+    as Python does. `text` renders the conversation."""
+    readings: tuple[ArgumentReading, ...] = ("parsed", "text", "object")
+    for reading in readings:
+        placeholders = _Placeholders()
+        with suppress(BadInput):
+            prompt = text(placeholders, reading)
+            if not any(printed in prompt for printed in placeholders.printed):
+                return reading
+    return "parsed"
+
+
 class _Placeholders:
     """Replaces each text by a numbered placeholder that can be found in the prompt."""
 
     def __init__(self) -> None:
         self._count = 0
+        self.printed: list[str] = []  # arguments of calls as Python would print them
 
     def __call__(self, text: str) -> str:
         self._count += 1
         return text and _PLACEHOLDER.format(self._count)
 
-    def require(self, variables: dict[str, Any], prompt: str) -> None:
+    def require(
+        self, variables: dict[str, Any], tools: Sequence[dict[str, Any]], prompt: str
+    ) -> None:
         """Raise BadInput if a message or a tool of `variables` is not in `prompt`."""
-        texts = [
-            (message["content"], f"the {message['role']} message", "messages")
-            for message in variables["messages"]
-            if message["role"] != "assistant"
-        ]
-        for tool in variables["tools"] or ():
-            texts.append((tool["function"]["name"], "a tool", "tools"))
-        for text, name, param in texts:
-            if text not in prompt:
-                why = f"The model's chat template leaves out {name} of this conversation."
-                raise BadInput(why, param)
+        for number, message in enumerate(variables["messages"]):
+            for call in message.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                if arguments and isinstance(arguments, dict):
+                    self.printed.append(str(arguments))
+            if message["role"] != "assistant" and message["content"] not in prompt:
+                name = f"messages.{number} ({message['role']})"
+                raise BadInput(_LEFT_OUT.format(name), "messages")
+        for number, tool in enumerate(variables["tools"] or ()):
+            if tool["function"]["name"] not in prompt:
+                name = f"tools.{number} ({tools[number]['function']['name']})"
+                raise BadInput(_LEFT_OUT.format(name), "tools")
 
 
-def _turn(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
+def _turn(
+    message: Message, change: Callable[[str], str], reading: ArgumentReading, as_content: bool
+) -> dict[str, Any]:
+    """A message as the variable of a template; calls are a part of its text if `as_content`."""
     plain = partial(_changed, change=_unless_plain(change))
-    turn: dict[str, Any] = {"role": plain(message.role), "content": change(message.content)}
-    calls = [
-        {
-            "type": "function",
-            "id": plain(call.id),
-            "function": _changed(
-                {"name": call.name, "arguments": json.loads(call.arguments)}, change
-            ),
-        }
-        for call in message.calls
+    calls = message.calls if not as_content else ()
+    written = [
+        f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in message.calls
     ]
+    content = "\n".join([*filter(None, [message.content]), *written[len(calls) :]])
+    turn: dict[str, Any] = {"role": plain(message.role), "content": change(content)}
     optional = {
-        "tool_calls": calls,
+        "tool_calls": [
+            {
+                "type": "function",
+                "id": plain(call.id),
+                "function": {
+                    "name": change(call.name),
+                    "arguments": _arguments(call.arguments, change, reading),
+                },
+            }
+            for call in calls
+        ],
         "tool_call_id": plain(message.call_id),
         "name": plain(message.name),
     }
     return turn | {name: value for name, value in optional.items() if value}
+
+
+def _arguments(text: str, change: Callable[[str], str], reading: ArgumentReading) -> Any:
+    """The arguments of a call, which may be malformed: a text that is no JSON."""
+    if reading == "text":
+        return change(text)
+    try:
+        value = _changed(json.loads(text), change)
+    except (ValueError, RecursionError):
+        value = change(text)
+    return {"arguments": value} if reading == "object" and not isinstance(value, dict) else value
 
 
 def _unless_plain(change: Callable[[str], str]) -> Callable[[str], str]:
