@@ -281,17 +281,13 @@ class Answers:
             return [self._text_question(prompt, settings) for prompt in request.prompts]
 
     def _chat_question(self, request: ChatRequest, settings: Settings) -> Question:
-        callable_tools, definitions = request.callable_tools, []
-        if callable_tools:
-            if (form := self._loaded.template.call_form) is None:
-                message = "This model's chat template has no tool calls that this server reads"
-                raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
-            callable_tools = replace(callable_tools, form=form)
-            definitions = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        ids = self._loaded.template.render_chat(
+        template, tools = self._loaded.template, request.callable_tools
+        tools = tools and template.written(tools)
+        listed = (request.tools or ()) if tools else ()
+        ids = template.render_chat(
             request.turns,
             self._tokenizer,
-            definitions,
+            [tool.model_dump(exclude_none=True) for tool in listed],
             continue_final_message=bool(request.continue_final_message),
             chat_template_kwargs=request.chat_template_kwargs,
         )
@@ -300,7 +296,7 @@ class Answers:
             settings,
             request.turns[-1].content,
             baseline=request.extension.baseline,
-            tools=callable_tools,
+            tools=tools,
             logprobs=request.likeliest,
             prediction=tuple(self._tokenizer.encode(request.predicted, special=False)),
             continues=bool(request.continue_final_message),
