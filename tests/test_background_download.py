@@ -25,7 +25,7 @@ from specdemo.runs.trace import Trace
 from specdemo.server.page import background_download, layout, web_app
 from specdemo.server.page.background_download import BackgroundDownload
 from specdemo.server.page.model_menu import AUTO, ModelMenu
-from specdemo.server.page.service import Service, Visitor
+from specdemo.server.page.service import Service
 
 PAIR = registry.find_pair("dolly-3b-int4")
 TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]
@@ -66,7 +66,7 @@ class Place:
         """The name of the pair that answers."""
         asked = self.menu.resolve(ModelChoice(pair))
         list(self.service.states(asked))
-        with self.service.session(asked, Visitor()) as session:
+        with self.service.session(asked) as session:
             *_, trace = session.ask(Question(question, Settings()))
         assert isinstance(trace, Trace) and trace.text.strip() == question
         return trace.pair.name

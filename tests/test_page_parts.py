@@ -33,7 +33,7 @@ from specdemo.runs.trace import (
 from specdemo.server.page import events, layout, model_menu, wording
 from specdemo.server.page.assets import RECORDED, Assets
 from specdemo.server.page.model_menu import ModelMenu
-from specdemo.server.page.service import Service, Visitor
+from specdemo.server.page.service import Service
 
 EMBEDDED = ModelChoice("embedded")
 PREDICTED_RUNS = Path(__file__).parent / "data" / "predicted_runs.json"
@@ -207,7 +207,7 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
     next(leaving)
     leaving.close()
     assert service.state == last
-    with service.session(small, Visitor()) as session:
+    with service.session(small) as session:
         assert session.info.name == "small"
 
 

@@ -27,9 +27,8 @@ from specdemo.host.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server.page import events, layout
-from specdemo.server.page.events import Running
 from specdemo.server.page.model_menu import AUTO, ModelMenu
-from specdemo.server.page.service import Service, Visitor
+from specdemo.server.page.service import Service
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -172,9 +171,7 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     service.start()
     menu = ModelMenu(ModelChoice("dolly-3b-int4"), shared=True)
     values = {"question": "one two", "pair": "dolly-3b-int4"}
-    messages = events.messages(
-        events.race, service, Running(), menu, Visitor("visitor"), values, Event()
-    )
+    messages = events.messages(events.race, service, menu, values, Event())
     until(lambda: "00:07 left. Your question is answered next." in next(messages))
     go.set()
     *_, last = messages

@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -45,16 +45,15 @@ def service(toy) -> Service:
 
 
 def answer(service: Service, question: Question) -> None:
-    with service.session(EMBEDDED, Visitor()) as session:
+    with service.session(EMBEDDED) as session:
         list(session.ask(question))
 
 
-def updates(service: Service, question: str, running: events.Running | None = None):
+def updates(service: Service, question: str, stop: Event | None = None):
     """The envelopes of a race, one by one."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
     menu = ModelMenu(EMBEDDED, shared=False)
-    given = events.race, service, running or events.Running(), menu, Visitor("tab"), values, Event()
-    for envelope in events.messages(*given):
+    for envelope in events.messages(events.race, service, menu, values, stop or Event()):
         yield json.loads(envelope)
 
 
@@ -92,6 +91,27 @@ def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
             ask_once(service, "c", "192.0.2.7")
     ask_once(service, "a")
     assert service.visitors == 0
+
+
+def test_some_places_are_kept_for_networks_that_have_none():
+    service, admitted = limited(VisitorLimits()), []
+    asking = [f"192.0.2.{number % 3}" for number in range(66)]
+    asking += [f"198.51.100.{number}" for number in range(17)]
+    with ExitStack() as stack:
+        for number, network in enumerate(asking):
+            with suppress(Busy):
+                stack.enter_context(service.request(Visitor(str(number), network)))
+                admitted.append(number)
+    assert admitted == [*range(48), *range(66, 82)] and service.visitors == 0
+
+
+def test_a_run_that_is_refused_takes_no_thread(served, monkeypatch):
+    url, _, service = served
+    monkeypatch.setattr(web_app, "merged", lambda begins: pytest.fail("a thread is started"))
+    visitor = Visitor("tab-1")
+    with service.request(visitor), service.request(visitor):
+        [only] = streamed(url, "race", "tab-1")
+    assert only["phase"] == "error" and "2 questions from you are at work" in only["note"]
 
 
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
@@ -215,11 +235,11 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
 
 def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
     toy.pause(3)
-    running = events.Running()
-    seen = updates(service, "word " * 30, running)
+    stop = Event()
+    seen = updates(service, "word " * 30, stop)
     next(one for one in seen if one.get("rounds"))
     until(lambda: not toy.target.gate.is_set())
-    running.stop("tab")
+    stop.set()
     toy.resume()
     assert list(seen)[-1]["phase"] == "stopped"
     assert toy.forwards <= 4

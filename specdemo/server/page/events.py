@@ -15,7 +15,7 @@ import gradio as gr
 
 from specdemo.engine.messages import Round, Source
 from specdemo.engine.scheduler import Waiting
-from specdemo.errors import BadInput, Busy
+from specdemo.errors import BadInput
 from specdemo.runs.judge import FEWEST
 from specdemo.runs.question import Event as SessionEvent
 from specdemo.runs.question import Question, trace_of, with_text
@@ -24,7 +24,7 @@ from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
 from specdemo.server.page import MAX_EVENTS
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
-from specdemo.server.page.service import LimitedSession, Service, Visitor, visitor_of
+from specdemo.server.page.service import LimitedSession, Service, visitor_of
 from specdemo.server.page.wording import (
     curve,
     error_sentence,
@@ -57,18 +57,15 @@ DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun afte
 
 
 class Running:
-    """The stop signals of the runs in progress, one for each browser tab."""
+    """The stop signals of the runs in progress, one for each browser tab. One thread uses it."""
 
     def __init__(self) -> None:
         self._stops: dict[str, Event] = {}
 
     @contextmanager
     def run(self, tab: str, stop: Event) -> Iterator[None]:
-        """Keeps the stop signal of a new run, and sets it at the end; stops the tab's earlier run.
-        Raises Busy over MAX_EVENTS runs, since each takes a thread."""
+        """Keeps the stop signal of a tab's new run and sets it at the end; stops the one before."""
         self.stop(tab)
-        if len(self._stops) >= MAX_EVENTS:
-            raise Busy(f"{MAX_EVENTS} questions are at work already; try again in a moment.")
         self._stops[tab] = stop
         try:
             yield
@@ -113,9 +110,7 @@ Work = Callable[[LimitedSession, Question], Iterator[str]]
 def messages(
     work: Work,
     service: Service,
-    running: Running,
     menu: ModelMenu,
-    visitor: Visitor,
     values: Mapping[str, Any],
     stop: Event,
 ) -> Generator[str]:
@@ -123,15 +118,14 @@ def messages(
     the state of the pair, until `stop` is set. An error ends it with one sentence."""
     try:
         settings, pair = settings_of(values), menu.resolve(models_of(values))
-        with running.run(visitor.name, stop):
-            yield message("loading", "Starting")
-            for state in service.states(pair, stop):
-                if state.kind == "loading":
-                    yield message("loading", f"{state.line}. Your question is answered next.")
-            with service.session(pair, visitor) as session:
-                yield message("loading", "Reading the question")
-                question = Question(str(values.get("question") or ""), settings, stop=stop)
-                yield from work(session, question)
+        yield message("loading", "Starting")
+        for state in service.states(pair, stop):
+            if state.kind == "loading":
+                yield message("loading", f"{state.line}. Your question is answered next.")
+        with service.session(pair) as session:
+            yield message("loading", "Reading the question")
+            question = Question(str(values.get("question") or ""), settings, stop=stop)
+            yield from work(session, question)
     except Exception as error:
         yield message("error", error_sentence(error))
 
@@ -246,10 +240,11 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
         try:
             if not isinstance(instruction, str):
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
-            list(service.states(pair, stop))
-            with service.session(pair, visitor_of(request, request.session_hash)) as session:
-                events = session.ask(Question(instruction, settings_of(values), stop=stop))
-                yield from _pieces(events, session.update_seconds)
+            with service.request(visitor_of(request, request.session_hash)):
+                list(service.states(pair, stop))
+                with service.session(pair) as session:
+                    events = session.ask(Question(instruction, settings_of(values), stop=stop))
+                    yield from _pieces(events, session.update_seconds)
         except Exception as error:
             raise gr.Error(error_sentence(error), print_exception=False) from error
         finally:

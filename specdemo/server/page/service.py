@@ -20,6 +20,7 @@ from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
 from specdemo.server.host import Host, ShowLine
 from specdemo.server.metrics import Record
+from specdemo.server.page import MAX_EVENTS
 from specdemo.server.page.wording import error_sentence, model_line
 from specdemo.server.request_guard import network_of
 
@@ -37,7 +38,8 @@ visitor alone, and for each of several."""
 @dataclass(frozen=True, slots=True)
 class VisitorLimits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
-    and a minute of a visitor and of a network, seconds of a request with its waiting time, the
+    and a minute of a visitor and of a network, `places` of MAX_EVENTS for requests of visitors or
+    networks that have one already, seconds of a request with its waiting time, the
     `repeat` of a race, and whether fast numerics are offered."""
 
     prompt_characters: int = 20_000
@@ -46,6 +48,7 @@ class VisitorLimits:
     per_minute: int = 30
     of_address: int = 24
     of_address_per_minute: int = 120
+    places: int = MAX_EVENTS * 3 // 4
     seconds: float = 600.0
     race_seconds: float = ENOUGH_SECONDS
     fast_numerics: bool = True
@@ -137,10 +140,10 @@ class Service(Host):
         return error_sentence(error)
 
     @contextmanager
-    def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
-        """The session of a ready pair for one request of the visitor. Raises Busy when a limit is
-        reached, or when another pair has replaced this one."""
-        with self.request(visitor), self.lent_session(pair) as session:
+    def session(self, pair: ModelChoice) -> Iterator[LimitedSession]:
+        """The session of a ready pair for one request. Raises Busy if another pair has replaced
+        this one."""
+        with self.lent_session(pair) as session:
             yield LimitedSession(self, session)
 
     @contextmanager
@@ -152,6 +155,9 @@ class Service(Host):
             of_network = limits.of_address, limits.of_address_per_minute
             rules["your network", visitor.network] = of_network
         with self._lock:
+            places = limits.places if self._at_work[[*rules][-1]] else MAX_EVENTS
+            if sum(self._at_work[name] for name in self._at_work if name[0] == "you") >= places:
+                raise Busy(f"{places} questions are at work already; try again in a moment.")
             for name, (at_once, per_minute) in rules.items():
                 if refusal := self._refusal(name, at_once, per_minute, now):
                     self.counters.requests.labels("answer", "refused").inc()

@@ -3,7 +3,7 @@
 import html
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from threading import Event
@@ -19,13 +19,13 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import ShortestFirst
-from specdemo.runs.bridge import merged
+from specdemo.runs.bridge import Begin, merged
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.assets import KINDS
 from specdemo.server.page.layout import IDEA, TITLE, Page
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
-from specdemo.server.page.service import Service, visitor_of
+from specdemo.server.page.service import Service, Visitor, visitor_of
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
@@ -147,17 +147,21 @@ def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
         @router.post(path)
         async def run(ask: Ask, request: Request) -> Response:
             visitor, stop = visitor_of(request, ask.visitor), Event()
-            inputs = work, service, running, menu, visitor, ask.values, stop
-            messages = merged({stop: partial(events.messages, *inputs)})
+            begin = partial(events.messages, work, service, menu, ask.values, stop)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
             kind = "text/event-stream"
-            return StreamingResponse(lines(messages), media_type=kind, headers=headers)
+            return StreamingResponse(lines(visitor, stop, begin), media_type=kind, headers=headers)
 
-    async def lines(messages: AsyncGenerator[str | None]) -> AsyncIterator[str]:
-        async with aclosing(messages):  # the visitor may leave, which ends the run
-            async for text in messages:
-                yield f"data: {text}\n\n"
+    async def lines(visitor: Visitor, stop: Event, begin: Begin[str]) -> AsyncIterator[str]:
+        try:
+            # A refusal takes no thread. The visitor may leave, which ends the run.
+            with service.request(visitor), running.run(visitor.name, stop):
+                async with aclosing(merged({stop: begin})) as messages:
+                    async for text in messages:
+                        yield f"data: {text}\n\n"
+        except Busy as error:
+            yield f"data: {events.message('error', str(error))}\n\n"
 
     add_stream("/race", events.race)
     add_stream("/drafts", events.drafts)
