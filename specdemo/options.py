@@ -1,5 +1,6 @@
 """How an option is declared, parsed and checked, for command line, page, API and saved runs."""
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -58,8 +59,7 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        expected = first["msg"].removeprefix("Value error, ")
-        expected = expected.replace("Input should be", "it must be")
+        expected = _plain(first["msg"]).replace("Input should be", "it must be")
         if first["type"] == "unexpected_keyword_argument":
             expected = "there is no such option"
         elif name == "draft_tokens":
@@ -70,6 +70,21 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
 def unusable(param: str, value: object, expected: str) -> InvalidOption:
     """The error of a field with a value that is not what is `expected`."""
     return InvalidOption("{} is {value}; {expected}.", param, value=shown(value), expected=expected)
+
+
+PLAIN = {
+    "Value error, ": "",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
+
+
+def _plain(message: str) -> str:
+    """A message of pydantic without its prefix and its words for kinds of numbers."""
+    for technical, words in PLAIN.items():
+        message = message.replace(technical, words)
+    return re.sub(", (unable to|got a number with) .*", "", message)
 
 
 CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
@@ -94,7 +109,7 @@ def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadIn
     here = [finding for finding in here if not finding["type"].endswith("_type")] or here
     kind, name = here[0]["type"], " ".join(".".join(place)[:100].split()) or "The body"
     wanted = (
-        TYPES.get(finding["type"]) or finding["msg"].partition("Input should be ")[2]
+        TYPES.get(finding["type"]) or _plain(finding["msg"]).partition("Input should be ")[2]
         for finding in here
     )
     if kind == "missing":
@@ -103,7 +118,7 @@ def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadIn
         message = f"{name} is not known; leave it out."
     else:
         kinds = " or ".join(filter(None, wanted))
-        reason = here[0]["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+        reason = _plain(here[0]["msg"]).replace("Tuple", "List")
         reason = f"it must be {kinds}" if kinds else reason
         message = f"{name} is {shown(here[0]['input'])}; {reason}."
     return BadInput(message, place[0][:100] if place else None, CODES.get(kind))

@@ -768,7 +768,9 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.evaluate("window.specdemo.race.motion.goTo(2)")
     place = "document.querySelector('.sd-playhead').getBoundingClientRect().x"
     before = page.evaluate(place)
-    page.evaluate("window.specdemo.race.overlay([{ name: 'slow', times: [0, 2], tokens: [1, 8] }])")
+    page.evaluate(
+        "window.specdemo.race.overlay(1, [{ name: 'slow', times: [0, 2], tokens: [1, 8] }])"
+    )
     page.wait_for_function(f"{place} < {before} - 50")
 
 
@@ -781,7 +783,7 @@ def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
     expect(page.locator(".sd-cost-chart .points path")).to_have_count(4 + 1)
     slider, told = page.locator(".sd-rate-slider"), page.locator(".sd-rate-told")
     slider.fill("0")
-    expect(told).to_have_text("At 0 % it would be 1.25 times slower.")
+    expect(told).to_contain_text("At 0 % such drafts would cost time, so the engine would stop")
     slider.fill("100")
     expect(told).to_contain_text("times faster")
     page.get_by_label("Price of a processor core").fill("3.6")
@@ -814,7 +816,7 @@ def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(page):
         expect(text).to_contain_text(said)
     expect(page.get_by_role("button", name="Next")).to_be_disabled()
     page.get_by_role("button", name="Watch this round").click()
-    expect(page.locator(".sd-text-spec")).to_be_visible()
+    expect(page.locator(".sd-caption")).to_contain_text("The draft guesses 3 tokens ahead")
     assert drawn(page) == STEPS[3][0]
     page.get_by_role("tab", name="How it works").click()
     page.get_by_role("button", name="Ask a question that gains little").click()

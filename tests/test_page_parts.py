@@ -56,7 +56,7 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     words = wording.verdict(TRACE)
     assert words["headline"] == "2.00 times faster in this race" and words["tone"] == "unclear"
     said = "9 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; at least 6 decide"
-    assert words["sentence"] == f"{said}; acceptance rate 50%."
+    assert words["sentence"] == f"{said}; acceptance rate 50%, 1.0 tokens a round."
     tokens = TRACE.baseline.tokens
     quick = [dataclasses.replace(one, shown_at=one.shown_at / 4) for one in tokens]
     words = wording.verdict(changed({"tokens": tuple(quick)}))
@@ -96,8 +96,10 @@ FOX = [5, 6, 7, 8] * 12
         (FOX, True),
         ([1, 2, 3, *FOX[:30]], True),
         (list(range(40)), False),
-        (list(range(30)) * 2, False),
+        (list(range(20)) * 2, False),
         (list(range(20)) * 3, True),
+        (list(range(200)) * 2, True),
+        ([token for time in range(4) for token in (*range(20), 100 + time)], True),
         ([1, 1, 1, 2] + list(range(10, 40)), False),
     ],
 )
@@ -119,6 +121,18 @@ def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds):
     given = {"rounds": TRACE.rounds[:rounds], "baseline": None, "identical": None}
     words = wording.verdict(dataclasses.replace(TRACE, finish_reason="cancelled", **given))
     assert words["tone"] == "neutral" and words["sentence"] and "identity" not in words
+
+
+def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_both():
+    assert wording.reading(changed(prefill_seconds=0.008)) == "", "8 ms of 90"
+    later = [dataclasses.replace(one, shown_at=one.shown_at + 0.3) for one in TRACE.rounds]
+    tokens = [
+        dataclasses.replace(one, shown_at=one.shown_at + 0.3) for one in TRACE.baseline.tokens
+    ]
+    read = changed({"tokens": tuple(tokens)}, rounds=tuple(later), prefill_seconds=0.3)
+    said = "With reading the question 1.23 times as fast: 0.39 s instead of 0.48 s. "
+    assert wording.reading(read) == f"{said}First token after 0.31 s, without drafts 0.32 s."
+    assert wording.verdict(read)["headline"].startswith("2.00 times faster")
 
 
 def test_the_curve_tells_what_the_steps_of_this_run_cost():

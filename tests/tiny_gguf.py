@@ -14,10 +14,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_fr
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 KINDS |= {"gptneox": "GPTNeoX", "gpt2": "GPT2", "smollm3": "SmolLM3", "granite": "Granite"}
-KINDS |= {"olmo2": "Olmo2", "phi3": "Phi3"}
-LONG = {"rope_type": "longrope", "short_factor": [1.0 + index / 8 for index in range(12)]}
-LONG |= {"long_factor": [4.0] * 12, "partial_rotary_factor": 0.75, "rope_theta": 10_000.0}
-LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 64}
+KINDS |= {"olmo2": "Olmo2"}
 GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 0.25}
 GRANITE |= {"attention_multiplier": 0.05}
 OWN = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}}
@@ -96,10 +93,6 @@ def write(
     writer.add_key_length(config.head_dim if architecture == "qwen3" else 32)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.rope_parameters.get("rope_type") == "longrope":
-        writer.add_rope_dimension_count(24)
-        writer.add_rope_scaling_orig_ctx_len(64)
-        writer.add_rope_scaling_attn_factors(model.model.rotary_emb.attention_scaling)
     if architecture == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -135,10 +128,6 @@ def write(
             stored = stored.reshape(heads, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
             stored = np.ascontiguousarray(stored).reshape(heads * 32, *stored.shape[3:])
         writer.add_tensor(own, stored, raw_dtype=kind if values.ndim > 1 else None)
-    if config.rope_parameters.get("rope_type") == "longrope":
-        for kind in ("long", "short"):
-            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
-            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if config.rope_parameters.get("rope_type") == "llama3":
         default = 1 / 500_000.0 ** (np.arange(0, 32, 2) / 32)
         factors = default / model.model.rotary_emb.inv_freq.numpy()

@@ -50,7 +50,9 @@ def main() -> None:
         page.mouse.move(0, 0)
         page.wait_for_timeout(1000)
         page.screenshot(path=IMAGES / "page.png")
-        write_card(page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": 672}))
+        with page.expect_download() as picture:
+            page.get_by_role("button", name="PNG", exact=True).click()
+        write_card(picture.value.path().read_bytes())
         # The slow motion, a frame at a time: taking a picture takes longer than a frame.
         page.set_viewport_size({"width": 1280, "height": 1400})
         clip = page.locator(".sd-shown").bounding_box()

@@ -13,16 +13,11 @@ from gguf import GGMLQuantizationType
 from pydantic import AliasChoices, Field, TypeAdapter, model_validator
 
 from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, with_biases
-from specdemo.convert.ir import Configuration, unusable
+from specdemo.convert.ir import Configuration
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
 _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "qwen2": {"use_sliding_window": False},
-    "qwen3": {"use_sliding_window": False},
-}
-"""What transformers takes for values that config.json lacks."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
@@ -43,11 +38,6 @@ class Rope(Configuration):
     def factors(self, shape: Shape) -> list[float]:
         """What the rotary frequencies are divided by, [] for nothing."""
         return []
-
-    @property
-    def scale(self) -> float:
-        """What the rotated values are multiplied by."""
-        return 1.0
 
 
 class LinearRope(Rope):
@@ -78,29 +68,7 @@ class Llama3Rope(LinearRope):
         return factors
 
 
-class LongRope(Rope):
-    """Factors for texts up to the `original` length; those for longer ones would change what the
-    cache holds."""
-
-    short: list[Positive] = Field(validation_alias="short_factor")
-    original: Annotated[int, Field(gt=1)] = Field(
-        validation_alias="original_max_position_embeddings"
-    )
-    context: int = Field(ge=1, validation_alias="max_position_embeddings")
-    factor: Positive | None = None
-    attention_factor: Positive | None = None
-
-    def factors(self, shape: Shape) -> list[float]:
-        return self.short
-
-    @property
-    def scale(self) -> float:
-        growth = max(self.factor or self.context / self.original, 1.0)
-        return self.attention_factor or math.sqrt(1 + math.log(growth) / math.log(self.original))
-
-
 ROPES: dict[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope}
-ROPES |= dict.fromkeys(("longrope", "su"), LongRope)
 
 
 class CheckpointConfig(Sizes):
@@ -116,8 +84,8 @@ class CheckpointConfig(Sizes):
     tie_word_embeddings: bool | None = None
     no_rope_layers: list[int] = []
     use_parallel_residual: bool = True
+    sliding_window: int | None = None
     use_sliding_window: bool | None = None
-    layer_types: list[str] = []
     scale_attn_by_inverse_layer_idx: bool = False
 
 
@@ -128,14 +96,8 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     family = FAMILIES.get(_NAMES.get(kind, kind)) if isinstance(kind, str) else None
     if family is None:
         return None
-    data = _DEFAULTS.get(family.name, {}) | data
     config = CheckpointConfig.of(data, path)
-    if config.use_sliding_window is False:
-        config = config.model_copy(update={"window": 0})
-    elif config.layer_types:
-        pattern = [name == "sliding_attention" for name in config.layer_types]
-        config = config.model_copy(update={"pattern": pattern})
-    rope = Rope.of(data | config.rope, path)
+    rope = Rope.of(config.rope, path)
     default_share = 0.25 if kind == "gpt_neox" else 1.0
     rotary = rope.partial_rotary_factor or config.rotary_pct or default_share
     base = rope.rope_theta or config.rope_base
@@ -145,21 +107,19 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
     shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
     if config.no_rope_layers:  # 0 for a layer that is not rotated
-        unrotated = (index for index, turns in enumerate(config.no_rope_layers) if not turns)
+        unrotated = (index for index, rope in enumerate(config.no_rope_layers) if not rope)
         shape = replace(shape, unrotated=frozenset(unrotated))
-    rope = ROPES[rope.kind].of(data | config.rope, path)
-    factors = rope.factors(shape)
-    if factors and len(factors) != (due := len(range(0, shape.rotated, 2))):
-        raise unusable(path, f"it has {len(factors)} rotary factors; it must have {due}.")
-    return replace(shape, rope_factors=tuple(factors), rope_scale=rope.scale)
+    factors = ROPES[rope.kind].of(config.rope, path).factors(shape)
+    return replace(shape, rope_factors=tuple(factors))
 
 
 def _variant(family: Family, config: CheckpointConfig) -> Family | None:
     """The family with this model's choices; None if `decoder` lacks one of them."""
     if family.rms:
-        # Qwen's larger models have a window from some layer on.
-        known = not config.use_sliding_window or config.layer_types
-        return family if config.activation in (None, "silu") and known else None
+        # Qwen's files name a window that is not used, Mistral's first one that is.
+        windowed = config.use_sliding_window
+        windowed = bool(config.sliding_window) if windowed is None else windowed
+        return family if config.activation in (None, "silu") and not windowed else None
     gelu = _GELU.get(config.activation or "gelu")
     if gelu is None or config.scale_attn_by_inverse_layer_idx:
         return None
@@ -175,7 +135,7 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
         if tensor.type in FLOATS:
             name = names.get_name(key, (".weight", ".bias")) or key
             try:
-                tensors |= separated(name, tensor, shape)
+                tensors |= _split(name, tensor, shape)
             except (ValueError, IndexError) as error:
                 raise FetchError(
                     f"{tensor.path} does not go with its configuration: {key:.80} has the shape "
@@ -228,23 +188,21 @@ def _header(path: Path) -> dict[str, Tensor]:
         raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
 
 
-def separated(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
+def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     """The matrices in a tensor, by name. GPT-2 has columns for rows. Queries, keys and values may
-    be one matrix, in GPT-NeoX with those of a head side by side; gate and up too. Raises ValueError
-    if it has not the rows of all."""
+    be one matrix; in GPT-NeoX those of a head lie side by side."""
     if shape.family.positions and re.fullmatch(r"blk.*(qkv|output|up|down)\.weight", name):
         tensor = replace(tensor, shape=tensor.shape[::-1], swapped=tensor.shape[1])
-    if "attn_qkv" in name:
-        names = [name.replace("qkv", letter) for letter in "qkv"]
-        counts = [heads * shape.width for heads in (shape.attention_heads, *[shape.kv_heads] * 2)]
-    elif "ffn_up" in name and tensor.shape[0] == 2 * shape.inner and shape.family.gated:
-        names, counts = [name.replace("up", "gate"), name], [shape.inner] * 2
-    else:
+    if "attn_qkv" not in name:
         return {name: tensor}
-    if tensor.shape[0] != sum(counts):
+    if tensor.shape[0] != 3 * shape.attention_heads * shape.width:
         raise ValueError("it has not the rows of all heads")
-    rows = np.arange(sum(counts))
-    if not (shape.family.rms or shape.family.positions):
-        rows = rows.reshape(shape.attention_heads, 3, -1).swapaxes(0, 1).reshape(-1)
-    parts = np.split(rows, np.cumsum(counts)[:-1])
-    return {name: tensor.rows(part) for name, part in zip(names, parts, strict=True)}
+    rows = np.arange(tensor.shape[0])
+    if shape.family.positions:
+        parts = rows.reshape(3, -1)
+    else:
+        parts = rows.reshape(shape.attention_heads, 3, -1).swapaxes(0, 1).reshape(3, -1)
+    return {
+        name.replace("attn_qkv", f"attn_{letter}"): tensor.rows(part)
+        for letter, part in zip("qkv", parts, strict=True)
+    }

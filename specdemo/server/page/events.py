@@ -31,6 +31,7 @@ from specdemo.server.page.wording import (
     model_line,
     origin,
     queue_place,
+    reading,
     verdict,
 )
 
@@ -93,6 +94,7 @@ def finished(trace: Trace, phase: str, note: str = "") -> str:
         "verdict": verdict(trace),
         "curve": curve(trace),
         "model": model_line(trace.pair),
+        "reading": reading(trace),
         "origin": origin(trace, "Recorded" if recorded else "Measured"),
         "recorded": recorded,
     }

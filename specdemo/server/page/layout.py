@@ -220,6 +220,9 @@ class RaceTab:
         set_by_example = [self.inputs["question"], schema]
         for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
             example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
+        # One's own question has no use for the schema of an example.
+        own = f"(schema) => ({json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema)"
+        self.inputs["question"].input(None, schema, schema, js=own, **PRIVATE)
         self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
         labels = {name: item.label for name, item in self.inputs.items()} | {"question": False}
         known = [(name, label, self._defaults[name]) for name, label in labels.items()]

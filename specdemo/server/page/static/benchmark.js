@@ -1,6 +1,6 @@
 /* The benchmark tab: runs it, draws its charts, and gives its files. */
 import { addExports, draw } from "./chart.js";
-import { keepJson, make, say, table } from "./dom.js";
+import { isRunning, keepJson, make, say, showRunning, table } from "./dom.js";
 import { stop, stream } from "./server.js";
 
 const HEAD = ["Prompt", "Task", "Tokens", "Times as fast", "Least", "Most", "Acceptance rate", "Identical"];
@@ -14,12 +14,17 @@ export class Benchmark {
     this.find = (name) => root.querySelector(".sd-" + name);
     this.progress = root.querySelector("progress");
     this.find("bench-run").onclick = () => {
+      if (isRunning()) return say(this.find("bench-note"), "A race is under way: stop it, or wait for its end.");
       this.run(true);
+      this.find("bench-charts").style.minHeight = `${this.find("bench-charts").offsetHeight}px`;
+      this.show({ sentence: "", charts: [], report: { rows: [] } });   // what was recorded elsewhere
+      say(document.querySelector(".sd-status"), "The benchmark is under way. Stop ends it.");
       stream("benchmark", values(), (message) => this.receive(message));
     };
     this.find("bench-stop").onclick = stop;
     const exports = this.find("exports"), chart = () => this.find("bench-charts").lastElementChild;
-    addExports(exports, chart, "specdemo-bench", () => [HEAD, ...this.shown.report.rows.map(cells)]);
+    addExports(exports, chart, "specdemo-bench", () => [HEAD, ...this.shown.report.rows.map(cells)],
+      () => [this.shown.sentence]);
     exports.querySelector("[data-export=json]").onclick = () => (
       keepJson(this.shown.report, "specdemo-bench.json"));
     this.show(window.specdemo.known.benchmark);
@@ -29,6 +34,8 @@ export class Benchmark {
     this.find("bench-run").hidden = on;
     this.find("bench-stop").hidden = this.progress.hidden = !on;
     this.find("error").hidden = true;
+    showRunning(on);
+    if (!on) say(document.querySelector(".sd-status"), "");
   }
 
   receive({ phase, note, done, total, ...shown }) {

@@ -1,6 +1,7 @@
 /* Charts by Plotly, which is loaded once and not while models run: how it looks, its exports, and
    the wall-clock chart of a race. */
 import { colour, difference, keep, make, seconds } from "./dom.js";
+import { page } from "./server.js";
 
 let library = null;
 const plotly = () => (library ??= new Promise((resolve, reject) => {
@@ -37,8 +38,22 @@ export const draw = async (node, { data, layout }) => {
   await library.react(node, themed(data), themedLayout, { displayModeBar: false, responsive: true });
 };
 
-/* Connects buttons that give the chart `node` as a picture, or the text of `rows` as CSV. */
-export const addExports = (buttons, node, name, rows) => {
+/* Plotly takes tags for markup. */
+const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+
+const LINE = /(.{1,110})(?:\s+|$)/g, TITLE = "Speculative decoding on OpenVINO";
+
+/* A chart with lines of text above it, 1200 pixels wide and as high as the preview of a link. */
+const pictureOf = ({ data, layout }, lines) => {
+  const wrapped = [...lines, page].flatMap((line) => line.match(LINE) ?? []).map(plain);
+  return { data, layout: { ...layout, margin: { l: 80, r: 30, b: 60, t: 110 + 26 * wrapped.length },
+    legend: { ...layout.legend, y: 1.01 }, title: { text: [TITLE, ...wrapped].join("<br>"),
+      x: .03, xanchor: "left", y: .96, yanchor: "top", font: { size: 19 } } } };
+};
+
+/* Connects buttons that give the chart `node` as a picture below the `lines`, or the text of `rows` as
+   CSV. */
+export const addExports = (buttons, node, name, rows, lines) => {
   for (const button of buttons.querySelectorAll("[data-export]")) {
     const format = button.dataset.export;
     button.addEventListener("click", async () => {
@@ -46,8 +61,8 @@ export const addExports = (buttons, node, name, rows) => {
         const cells = rows().map((row) => row.map((one) => JSON.stringify(one ?? "")).join(","));
         keep(cells.join("\n") + "\n", `${name}.csv`, "text/csv");
       } else if (format !== "json") {
-        const width = 1200, height = 1200 * node().offsetHeight / node().offsetWidth;
-        (await plotly()).downloadImage(node(), { format, filename: name, width, height });
+        const size = { width: 1200, height: 630 };
+        (await plotly()).downloadImage(pictureOf(node(), lines()), { format, filename: name, ...size });
       }
     });
   }
@@ -79,12 +94,10 @@ const curve = (name, { x, y }, look, hover) => ({
 });
 
 const MOST_ROOM = 1.3;   // for repeats that took longer than the race on show
-/* Where no curve passes: at the lower right. */
-const BELOW_THE_CURVES = { orientation: "v", x: 1, xanchor: "right", y: 0 };
 
 /* The wall-clock chart: both runs of the race on show, the other counted races as thin lines, and
-   further curves to lay over it: [{ name, x, y }]. `width` is that of the chart in pixels. */
-export const raceFigure = (run, overlays, width) => {
+   further curves to lay over it: [{ name, x, y }]. */
+export const raceFigure = (run, overlays) => {
   const [shown, ...others] = curvesOf(run), { spec, base } = shown;
   const repeated = others.filter((one) => one.counted);
   const fast = colour("fast"), slow = colour("slow");
@@ -97,19 +110,17 @@ export const raceFigure = (run, overlays, width) => {
   if (base) data.push(curve("autoregressive", base, { color: slow, width: 3, dash: "dash" }, hover));
   data.push(curve("speculative", spec, { color: fast, width: 3 }, hover));
   const colours = ["right", "wrong", "amber", "ink"].map(colour);
-  overlays.forEach(({ name, x, y }, place) => data.push(curve(name, { x, y },
+  overlays.forEach(({ name, x, y }, place) => data.push(curve(plain(name), { x, y },
     { color: colours[place % colours.length], width: 2, dash: "dot" },
-    (time, at) => `${name}: ${y[at]} tokens after ${seconds(time)}`)));
+    (time, at) => `${plain(name)}: ${y[at]} tokens after ${seconds(time)}`)));
   const last = (curves) => Math.max(...curves.filter(Boolean).map(({ x }) => x.at(-1) ?? 0));
   const ends = last([spec, base, ...overlays]);
   const slowest = last([spec, ...repeated.flatMap((one) => [one.spec, one.base])]);
   const span = Math.max(ends, Math.min(slowest, MOST_ROOM * ends)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
     yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
-    height: 240, hovermode: "x", ...gap(spec, base, span),
+    height: 225 + 20 * overlays.length, hovermode: "x", ...gap(spec, base, span),
   };
-  if (width > 600) layout.legend = BELOW_THE_CURVES;
-  else layout.height += 20 * overlays.length;   // the legend is above
   return { data, layout, span };
 };
 

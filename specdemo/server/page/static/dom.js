@@ -23,6 +23,9 @@ export const factor = (speedup) => (speedup < 1 ? `${(1 / speedup).toFixed(2)} t
   : `${speedup.toFixed(2)} times faster`);
 export const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎").replace(/ /g, "␣"));
 
+/* Keeps a text in Arabic apart from the figures beside it. */
+export const isolated = (text) => `\u2068${text}\u2069`;
+
 const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 export const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
 
@@ -53,11 +56,15 @@ export const keep = (content, name, type) => {
 
 export const keepJson = (value, name) => keep(JSON.stringify(value, null, 1), name, "application/json");
 
-/* With this class style.css shows the Stop button in place of the Run button, which keeps the focus. */
+export const isRunning = () => document.documentElement.classList.contains("sd-running");
+
+/* Style.css shows the Stop button in place of the Run button, which keeps the focus. What would take the
+   place of the live answer waits. */
 export const showRunning = (running) => {
   const [gone, shown] = running ? ["#sd-run", "#sd-stop"] : ["#sd-stop", "#sd-run"];
   const focused = document.activeElement?.matches(gone);
   document.documentElement.classList.toggle("sd-running", running);
+  for (const node of document.querySelectorAll(".sd-visits, .sd-file")) node.inert = running;
   if (focused) document.querySelector(shown).focus();
 };
 

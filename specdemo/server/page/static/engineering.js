@@ -74,7 +74,9 @@ const drawCosts = (find, { rounds }, curve) => {
   const slider = find(".sd-rate-slider");
   slider.value = Math.round(100 * rate);
   slider.oninput = () => {
-    const sentence = `At ${slider.value} % it would be ${factor(speedups[slider.value])}.`;
+    const rate = slider.value, speedup = speedups[rate], sentence = speedup < 1
+      ? `At ${rate} % such drafts would cost time, so the engine would stop making them.`
+      : `At ${rate} % it would be ${factor(speedup)}.`;
     slider.setAttribute("aria-valuetext", sentence);
     say(find(".sd-rate-told"), sentence);
   };

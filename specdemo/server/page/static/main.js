@@ -1,6 +1,6 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
 import { curvesOf } from "./chart.js";
-import { button, keepJson, make } from "./dom.js";
+import { button, isolated, isRunning, keepJson, make } from "./dom.js";
 import { Benchmark } from "./benchmark.js";
 import { RaceView } from "./race.js";
 import { asset, failure, openRun, stream } from "./server.js";
@@ -12,9 +12,8 @@ const specdemo = window.specdemo, visits = [];
 let race = null, walk = null, explained = null, query = [], differing = [];
 
 /* A run that is opened never takes the place of one that is under way. */
-const receive = (message) => (message.phase === "opened" && running() ? null : race.receive(message));
+const receive = (message) => (message.phase === "opened" && isRunning() ? null : race.receive(message));
 const values = () => Object.fromEntries(query);
-const running = () => document.documentElement.classList.contains("sd-running");
 
 const speed = () => (race?.motion.chosen ? [["speed", race.motion.chosen]] : []);
 
@@ -32,12 +31,16 @@ const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
 const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
   const result = verdict.headline;
-  const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
+  const rate = trace.summary.acceptance_rate, name = isolated(trace.instruction.slice(0, 28));
   const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
-  const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }], lay = `Lay over the chart: ${title}`;
+  const curves = [{ name: `${name}: ${trace.summary.speedup?.toFixed(2) ?? "-"} times`, times: shown.spec.x, tokens: shown.spec.y }];
+  const lay = button("+", () => {
+    lay.ariaPressed = String(lay.ariaPressed !== "true");
+    race.overlay(lay, lay.ariaPressed === "true" && curves);
+  }, { className: "sd-lay", title: "Lay over the chart", ariaLabel: `Lay over the chart: ${title}`, ariaPressed: "false" });
   visits.push(make("li", "",
     button(`${name}: ${result}`, () => receive({ ...message, phase: "opened" }), { title }),
-    button("+", () => race.overlay(curves), { className: "sd-lay", title: lay, ariaLabel: lay })));
+    lay));
   race.find(".sd-visit-list").append(visits.at(-1));
   if (visits.length > MOST_VISITS) visits.shift().remove();
 };
@@ -95,7 +98,7 @@ export const mountRace = (element) => {
   });
   // Of the run that is shown: their curves are laid over its own.
   const shown = () => ({ ...values(), ...(race.trace && { question: race.trace.instruction }) });
-  on("drafts", "click", () => !running() && stream("drafts", shown(), receive));
+  on("drafts", "click", () => !isRunning() && stream("drafts", shown(), receive));
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
@@ -109,7 +112,7 @@ export const mountWalk = (element) => {
   walk = new Walk(element.querySelector(".sd-walk"), {
     watch(round) {
       showTab("Race");
-      race.motion.goTo(round);
+      setTimeout(() => race.motion.goTo(round), 100);   // it scrolls there once the tab is shown
     },
     ask() {
       showTab("Race");
@@ -138,7 +141,7 @@ export const settings = (inputs, present) => {
 };
 
 export const ask = (inputs, present) => {
-  if (running() || !race) return;
+  if (isRunning() || !race) return;
   settings(inputs, present);
   Object.assign(race, { live: false, asked: values().question });
   receive({ phase: "loading", note: "Asking" });

@@ -44,8 +44,8 @@ export class Player {
       this.jump(value >= 1000 ? Infinity : value / 1000 * view.duration);
     });
     find(".sd-strip").addEventListener("click", ({ target }) => {
-      const column = target.closest(".sd-round");
-      if (column) this.goTo([...column.parentNode.children].indexOf(column));
+      const row = target.closest(".sd-round");
+      if (row) this.goTo([...row.parentNode.children].indexOf(row));
     });
     addEventListener("keydown", (event) => this.key(event));
     const asked = new URLSearchParams(location.search).get("speed");

@@ -1,5 +1,5 @@
 /* One of the two runs of a race: its tokens, its bar, and the line about one token. */
-import { counted, make, quoted, say, seconds } from "./dom.js";
+import { counted, make, quoted, say, seconds, visible } from "./dom.js";
 
 const LOOKS = {
   accepted: "right", forced: "right", correction: "wrong", bonus: "own", first: "own", plain: "own",
@@ -52,7 +52,7 @@ export class Runner {
     const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
     for (const event of this.events.slice(Math.min(count, this.shown), Math.max(count, this.shown))) {
       for (const node of event.nodes) node.classList.toggle("sd-later", hidden);
-      event.column?.classList.toggle("sd-later", hidden);
+      event.row?.classList.toggle("sd-later", hidden);
     }
     this.shown = count;
     const time = Math.min(t, this.length), decoded = (this.last?.tokens ?? 0) - (this.events[0]?.tokens ?? 0);
@@ -67,38 +67,34 @@ const thought = ({ draft_probability: draft, target_probability: target }) =>
   [["draft", draft], ["target", target]].filter(([, value]) => value != null)
     .map(([who, value]) => `${who} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
 
-/* The nodes of a round's tokens, and of its column in the strip of rounds. */
+/* The nodes of a round's tokens, and its row in the list of rounds. */
 export const roundNodes = (tokenLine, { drafted, emitted }, round, position) => {
-  const rejected = drafted.find((token) => !token.accepted), column = make("span", "sd-round");
-  const nodes = [], of = drafted.length;
-  const add = (kind, token, more) => {
-    nodes.push(tokenLine.token({ kind, token, round, of, position: position + nodes.length, ...more }));
-  };
-  const cell = (look, glyph) => column.append(make("span", "sd-cell sd-" + look, glyph));
+  const rejected = drafted.find((token) => !token.accepted), nodes = [], of = drafted.length;
+  const row = make("div", "sd-round", make("b", "", round + 1));
+  const cell = (look, glyph, { text }) => row.appendChild(
+    make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text))));
+  const add = (kind, token, glyph, more) => nodes.push(tokenLine.token({ kind, token, round, of,
+    position: position + nodes.length, cell: cell(LOOKS[kind], glyph, token), ...more }));
   drafted.forEach((token, place) => {
-    if (token.accepted) {
-      cell("right", "✓");
-      add(kindOf(token), token, { place });
-    } else cell("no", token === rejected ? "×" : "·");
+    if (token.accepted) add(kindOf(token), token, "✓", { place });
+    else cell("no", token === rejected ? "×" : "·", token);
   });
-  if (emitted) {
-    const look = LOOKS[emitted.kind];
-    cell(look, look === "wrong" ? "↺" : "+");
-    add(emitted.kind, emitted, { rejected });
-  }
-  column.role = "img";
-  column.ariaLabel = column.title = `Round ${round + 1}: ${of} drafted, `
+  if (emitted) add(emitted.kind, emitted, LOOKS[emitted.kind] === "wrong" ? "↺" : "+", { rejected });
+  row.ariaLabel = row.title = `Round ${round + 1}: ${of} drafted, `
     + `${drafted.filter((token) => token.accepted).length} accepted${emitted ? ", 1 by the target" : ""}`;
-  return { nodes, column };
+  row.role = "group";
+  return { nodes, row };
 };
 
-/* The line about one token: where it came from, and its probability in draft and target. */
+/* The line about one token: where it came from, and its probability in draft and target. The token is
+   marked in the answer, in the list of rounds, and by `point(round)` in the chart. */
 export class TokenLine {
-  constructor(line, runner) {
-    Object.assign(this, { line, box: runner.box, facts: new WeakMap() });
-    const token = (event) => event.target.closest(".sd-tok");
+  constructor(line, runner, rounds, point) {
+    Object.assign(this, { line, point, box: runner.box, facts: new WeakMap(), ofCell: new WeakMap() });
     for (const kind of ["pointerover", "click"]) {
-      this.box.addEventListener(kind, (event) => token(event) && this.pick(token(event)));
+      this.box.addEventListener(kind, ({ target }) => this.pick(target.closest(".sd-tok") ?? this.active));
+      rounds.addEventListener(kind, ({ target }) => (
+        this.pick(this.ofCell.get(target.closest(".sd-cell")) ?? this.active)));
     }
     line.addEventListener("click", () => this.pick(null));   // on a phone it lies over the page
     this.box.addEventListener("keydown", (event) => {
@@ -120,13 +116,18 @@ export class TokenLine {
     node.ariaSelected = "false";
     if (!text.trim()) node.ariaLabel = text.includes("\n") ? "line break" : "space";
     this.facts.set(node, facts);
+    this.ofCell.set(facts.cell, node);
     return node;
   }
 
   pick(node) {
-    if (this.active) this.active.ariaSelected = "false";
+    const before = this.facts.get(this.active), facts = this.facts.get(node);
+    if (before) this.active.ariaSelected = "false";
+    before?.cell.classList.remove("sd-lit");
+    facts?.cell.classList.add("sd-lit");
     this.active = node;
-    this.line.textContent = node ? this.words(this.facts.get(node)) : HINT;
+    this.point(facts?.round);
+    this.line.textContent = node ? this.words(facts) : HINT;
     this.line.classList.toggle("sd-open", !!node);
     this.box.setAttribute("aria-activedescendant", node?.id ?? "");
     if (node) node.ariaSelected = "true";

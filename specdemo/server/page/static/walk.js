@@ -7,7 +7,7 @@ import { roundWords } from "./player.js";
 const tellingRound = ({ rounds }) => {
   const score = ({ drafted, emitted }) => {
     const right = drafted.filter((one) => one.accepted).length;
-    const short = drafted.length < 6 && drafted.every(({ text }) => text.trim());
+    const short = drafted.every(({ text }) => text.trim()) && drafted.map(({ text }) => text).join("").length < 30;
     return drafted.length ? 1 + Math.min(right, 3) + (emitted?.kind === "correction" ? 3 : 0) + 2 * short : 0;
   };
   const best = Math.max(...rounds.map(score), 0);
