@@ -12,13 +12,16 @@ import pytest
 from toy_session import ToySession, byte_pair, toy_clock
 
 from specdemo.audit import genai_peer, peers
-from specdemo.bench import charts
+from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, bench, summary_of, tables
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.judge import PairedRuns, judge
+from specdemo.runs.question import AnswerRun
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, as_json
 
@@ -62,7 +65,7 @@ def clock():
 def report_of(prompts=PROMPTS, settings=SETTINGS, differs_at=None, **more) -> BenchReport:
     with ToySession(right=(2, 3)) as session:
         session.target.differs_at = differs_at
-        *_, report = bench(session, prompts, settings, **more)
+        *_, report = bench(session, prompts, settings, **{"users": False, **more})
     return report
 
 
@@ -73,7 +76,9 @@ def report(clock) -> BenchReport:
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
     data = json.loads(as_json(report))
-    assert data.keys() == set("machine versions pair settings rows summary peers details".split())
+    assert data.keys() == set(
+        "machine versions pair settings rows summary decision peers details".split()
+    )
     assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "toy target"
     assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
     row = "id task tokens autoregressive_s speculative_s speedup acceptance_rate tokens_per_round"
@@ -295,6 +300,77 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
     assert [prompt.task for prompt in chosen][:3] == ["a", "b", "c"], "tasks take turns"
     ids = [prompt.id for prompt in chosen if prompt.task == "c"]
     assert ids[:2] == ["c0", f"c{40 // taken[2]}"]
+
+
+# The decision
+
+
+def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypatch):
+    monkeypatch.setattr(decision, "TURNS", 2)
+    prompts = [BenchPrompt(str(n), f"task {n % 2}", f"Question {n}") for n in range(6)]
+    fixed, choice = Settings(24, 1, "model"), ModelChoice("toy", kv_cache="f16")
+    report = report_of(prompts, fixed, users=True, choice=choice)
+    made = json.loads(as_json(report))["decision"]
+    # Draft tokens are always right: two tokens for a forward of the target and one of the draft.
+    assert made["use"] is True and made["verdict"]["result"] == "faster"
+    for said in (
+        "Use drafts here: draft model, length 1: 1.3",
+        "(97% sure, 6 prompts), faster on ",
+    ):
+        assert said in made["sentence"]
+    assert "2 of 2 tasks, never slower than 1.3" in made["sentence"]
+    options = "--pair toy --kv-cache f16 --draft-tokens 1 --drafter model"
+    assert made["command"] == f"specdemo run INSTRUCTION {options}"
+    loaded, asked = "pair='toy', kv_cache='f16'", "prompt, draft_tokens=1, drafter='model'"
+    assert made["python"] == f"specdemo.load({loaded}).generate({asked})"
+    assert [row["users"] for row in made["users"]] == [1, 2, 4, 8] and made["pays_for"] >= 1
+    assert all(row["speedup"] and row["measurements"] in (1, 2) for row in made["users"])
+    [curve, *_] = charts.charts_of(report)
+    assert [len(line.y) for line in curve.data] == [4, 4] and made["sentence"] in page(report)
+
+
+def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
+    trace = SimpleNamespace(identical=identical, rounds=())
+    verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
+    rows = [{"users": n, "speedup": speedup} for n, speedup in users]
+    tasks = {"qa": speedups[0], "prose": speedups[-1]}
+    asked, worst = Settings(**settings), min(speedups)
+    return decision.decide(verdict, [trace], ModelChoice("x"), asked, tasks, worst, rows)
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "says"),
+    [
+        (decided(), True, "faster on 2 of 2 tasks, never slower than 1.40, answers identical."),
+        (
+            decided([0.8] * 6),
+            False,
+            "Do not use drafts here: nothing accepted, length automatic: 0.80",
+        ),
+        (decided([0.97, *[1.4] * 8]), True, "faster on 1 of 2 tasks, never slower than 0.97"),
+        (decided([1.4] * 3), None, "Undecided: 3 of 3 prompts were faster (1.40 to 1.40 times as"),
+        (decided(why="it rained"), None, "Not counted: it rained"),
+        (decided(identical=False), False, "answers different in 1 of 1 races."),
+        (decided(identical=False, temperature=1.0, coupling="maximal"), True, "same distribution"),
+        (
+            decided(users=[(1, 1.4), (2, 1.2), (4, 0.9), (8, 1.1)]),
+            True,
+            "pay for up to 2 users at once.",
+        ),
+        (decided(users=[(1, 0.9), (2, 0.8)]), True, "They do not pay at any number of users."),
+    ],
+)
+def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(made, use, says):
+    assert made.use is use and says in made.sentence
+    assert ("--drafter none" in made.command) == (use is False)
+
+
+def test_a_starved_race_is_repeated_and_a_quick_benchmark_ends_in_time(monkeypatch):
+    shares = iter([0.5, 0.5, *[1.0] * 99])
+    monkeypatch.setattr(AnswerRun, "share", property(lambda run: next(shares)))
+    report = report_of(PROMPTS, seconds=1e-9)
+    assert len(report.rows) == 1 and report.decision.verdict.races == 1
+    assert report.decision.use is None and "at least 6 decide" in report.decision.sentence
 
 
 # Answer lengths

@@ -10,6 +10,7 @@ import pytest
 
 from specdemo import cli
 from specdemo.audit import properties
+from specdemo.bench import decision
 from specdemo.commands import audit, bench
 from specdemo.engine import acceptance, decode
 from specdemo.engine.messages import Draft
@@ -32,14 +33,18 @@ def loaded(short_session, monkeypatch):
     monkeypatch.setattr(properties, "MAX_CASES", 2)
 
 
-def test_bench_measures_every_length_and_writes_a_page_beside_its_json(capsys, tmp_path):
+def test_bench_measures_every_length_and_writes_a_page_beside_its_json(
+    capsys, tmp_path, monkeypatch
+):
     page = tmp_path / "b.html"
+    monkeypatch.setattr(decision, "TURNS", 1)
     options = ["--limit", "1", "--max-new-tokens", "3,6", "--html", str(page), "--json", "-"]
     assert cli.main(["bench", *options]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert [row["tokens"] for row in report["rows"]] == [3, 6]
     assert [row["max_new_tokens"] for row in report["lengths"]] == [3, 6]
+    assert report["decision"]["sentence"] in err and "specdemo run INSTRUCTION" in err
     assert "Answer lengths" in err and "speculative tokens per s" in err
     assert page.read_text().startswith("<!DOCTYPE html>")
 

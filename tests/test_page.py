@@ -527,7 +527,7 @@ def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
     assert sorted(bar.split("  ")[0] for bar in bars.all_text_contents()) == sorted(ours)
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text(f"commit {recorded['commit']}")
     tab.press("Run the benchmark")
-    expect(tab.page.locator(".sd-bench-sentence")).to_contain_text("in 3 turns")
+    expect(tab.page.locator(".sd-bench-sentence")).to_contain_text("in 8 prompts")
     expect(tab.page.get_by_role("button", name="Stop the benchmark")).to_be_hidden()
     expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(10)
     report = json.loads(tab.downloaded("JSON"))

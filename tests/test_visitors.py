@@ -394,12 +394,13 @@ def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served,
 
 
 @pytest.mark.slow
-def test_a_benchmark_repeats_its_prompts_until_three_turns_agree(served):
+def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     settings = {"max_new_tokens": 20, "drafter": "model", "draft_tokens": 1}
     *_, last = streamed(served[0], "benchmark", "tab-1", **settings)
-    assert last["phase"] == "done" and len(last["report"]["turns"]) == 3
+    assert last["phase"] == "done"
     # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
-    assert last["sentence"].startswith("1.74 times as fast (1.70 to 1.74 in 3 turns)")
+    told = "1.74 times faster (1.74 to 1.74 times as fast in 8 prompts, 99% sure)."
+    assert last["sentence"].startswith(told)
     rows = last["report"]["rows"]
     assert len(rows) == 10
     for row in rows[2:]:

@@ -15,12 +15,12 @@ from specdemo.audit.report_page import (
     label,
     render,
 )
+from specdemo.bench.decision import Row
 from specdemo.bench.report import (
     PAPER,
     WAYS,
     BenchReport,
     LengthsReport,
-    Row,
     tables,
     token_milliseconds,
 )
@@ -38,10 +38,35 @@ def page(report: BenchReport) -> str:
 
 def charts_of(report: BenchReport) -> list[Figure]:
     """All charts of the report of `bench`."""
-    charts = [wall_clock(report.lengths)] if isinstance(report, LengthsReport) else []
+    charts = [by_users(report.decision.users)] if report.decision.users else []
+    charts += [wall_clock(report.lengths)] if isinstance(report, LengthsReport) else []
     if report.rows:
         charts += [by_task(report), by_position(report), time_spent(report)]
     return charts + ([beside_peers(report)] if report.peers else [])
+
+
+def by_users(rows: Sequence[Row]) -> Figure:
+    """Tokens/s of all users together by their number, in both ways, and the speed-ups."""
+    import plotly.express as px
+
+    columns = {way: [row[f"{way}_tokens_per_s"] for row in rows] for way in COLOURS}
+    figure = px.line(
+        {"users at once": [row["users"] for row in rows], **columns},
+        x="users at once",
+        y=list(COLOURS),
+        color_discrete_map=COLOURS,
+        markers=True,
+        title="Drafts pay where the blue line is above the grey one",
+        labels={"value": "tokens a second, all users together", "variable": ""},
+    ).update_xaxes(type="category")
+    labels = [f"{row['speedup']:.2f} times" if row["speedup"] else "not counted" for row in rows]
+    return figure.update_traces(
+        text=labels,
+        mode="lines+markers+text",
+        textposition="top center",
+        cliponaxis=False,
+        selector={"name": "speculative"},
+    ).update_yaxes(rangemode="tozero")
 
 
 def wall_clock(lengths: Sequence[Row]) -> Figure:

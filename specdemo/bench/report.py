@@ -11,9 +11,12 @@ from typing import Any
 from specdemo.audit.engines import NotOffered
 from specdemo.audit.peers import Peer, TimedAnswer
 from specdemo.audit.report_page import ReportHeader
+from specdemo.bench.decision import Decision, Row, decide, measure_users
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress, Table
+from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.judge import PairedRuns, Verdict, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -28,12 +31,11 @@ from specdemo.runs.trace import (
     summarize,
 )
 
+ATTEMPTS = 3  # at a race that other programs starve
+PROMPTS_SHARE, USERS_SHARE = 0.5, 0.4  # of the seconds of a quick benchmark
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 WAYS = ("autoregressive", "speculative")
-
-Row = dict[str, Any]
-"""A row of a table, as in the JSON."""
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 """Seconds by new tokens, (autoregressive, speculative), in arXiv 2311.04951: dolly-v2-12b with the
@@ -81,6 +83,7 @@ class BenchReport(ReportHeader):
 
     rows: list[Row]
     summary: BenchSummary
+    decision: Decision
     peers: dict[str, Row]
     details: Details
 
@@ -108,8 +111,29 @@ class RacedPrompt:
 
     @property
     def figures(self) -> Summary:
-        """The medians of the races."""
-        return combined(map(summarize, self.traces), median_low)
+        """The medians of the races that count, of all if none does."""
+        counted = [trace for trace in self.traces if not trace.why]
+        return combined(map(summarize, counted or self.traces), median_low)
+
+    @property
+    def pairs(self) -> list[PairedRuns]:
+        """The race of each turn."""
+        return [pair for trace in self.traces for pair in trace.pairs[:1]]
+
+    @property
+    def pair(self) -> PairedRuns:
+        """The races as one, which counts if one of them does."""
+        why = "" if any(not trace.why for trace in self.traces) else self.traces[0].why
+        return PairedRuns(self.figures.speedup or 1.0, why)
+
+    def race(self, session: Session) -> None:
+        """Add a race. Raises BadInput."""
+        question = Question(self.prompt.instruction, self.settings, baseline=True)
+        for _ in range(ATTEMPTS):
+            trace = trace_of(session.ask(question))
+            if not trace.why:
+                break
+        self.traces.append(trace)
 
     @property
     def identical(self) -> bool:
@@ -139,10 +163,15 @@ def bench(
     lengths: Sequence[int] = (),
     repeats: int = 1,
     peers: Sequence[Peer] = (),
+    choice: ModelChoice | None = None,
+    users: bool = True,
+    seconds: float | None = None,
 ) -> Iterator[Progress | BenchReport]:
     """Run `prompts`, `repeats` times each. Yields Progress, counted in prompts, before each step,
     and last the report. With several `lengths` (in place of the settings' longest answer, tokens) a
-    prompt has a row for each."""
+    prompt has a row for each. The decision names the models as `choice` does, and with `users` has
+    the curve of several users at once. Prompts that are left after half of `seconds` are not
+    run."""
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
@@ -157,13 +186,15 @@ def bench(
     for variant in answers.ask(WARM_UP, short):
         yield Progress(variant, 0, total)
     answers.forget()
-    raced = []
+    raced: list[RacedPrompt] = []
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
+        if raced and seconds and perf_counter() - began > PROMPTS_SHARE * seconds:
+            break
         yield Progress(f"{item.prompt.task}: {name}", done, total)
-        race = Question(item.prompt.instruction, item.settings, baseline=True)
         try:
-            item.traces = [trace_of(session.ask(race)) for _ in range(repeats)]
+            for _ in range(repeats):
+                item.race(session)
         except BadInput as error:
             answers.skipped[name] = str(error)
             continue
@@ -172,14 +203,37 @@ def bench(
             yield Progress(f"{variant}: {name}", done, total)
         if len(raced) == PILOT_PROMPTS:
             answers.keep_fastest()
+    curve: list[Row] = []
+    if users and raced and settings.drafter != "none":
+        instructions = [item.prompt.instruction for item in raced]
+        spent = USERS_SHARE * seconds if seconds else perf_counter() - began
+        for event in measure_users(session, instructions, settings, spent):
+            if isinstance(event, str):
+                yield Progress(event, total, total)
+            else:
+                curve = event
     pair = raced[-1].traces[-1].pair if raced else session.info
     header = ReportHeader(pair=pair, settings=settings)
-    yield _report(header, raced, answers, repeats, perf_counter() - began, len(limits) > 1)
+    summary, traces = summary_of(raced), [trace for item in raced for trace in item.traces]
+    by_task, worst = summary.speedup_by_task, summary.worst_prompt_speedup
+    named = choice or ModelChoice(pair.name)
+    decision = decide(verdict_of(raced), traces, named, settings, by_task, worst, curve)
+    spent, several = perf_counter() - began, len(limits) > 1
+    yield _report(header, raced, summary, decision, answers, repeats, spent, several)
+
+
+def verdict_of(raced: Sequence[RacedPrompt]) -> Verdict:
+    """The verdict on the prompts, with a pair of runs each; on one prompt that of its races."""
+    if len(raced) == 1:
+        return judge(raced[0].pairs)
+    return judge((item.pair for item in raced), "prompt")
 
 
 def _report(
     header: ReportHeader,
     raced: Sequence[RacedPrompt],
+    summary: BenchSummary,
+    decision: Decision,
     answers: "PeerAnswers",
     repeats: int,
     seconds: float,
@@ -190,7 +244,8 @@ def _report(
     report = BenchReport(
         **vars(header),
         rows=[item.row for item in raced],
-        summary=summary_of(raced),
+        summary=summary,
+        decision=decision,
         peers=answers.rows(raced),
         details=Details(
             {item.prompt.id: describe_difference(trace) for item, trace in reversed(different)},
@@ -335,6 +390,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
     rows: dict[str, Table] = {
         "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
+        "Users at once": report.decision.users,
         "Speed-up by task": _column("speedup", by_task),
         "Time of a token": _column("milliseconds", token_milliseconds(report)),
         "What else it saves": [

@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
-from specdemo.bench.prompts import WARM_UP, read_prompts, spread
+from specdemo.bench.prompts import read_prompts, spread
+from specdemo.bench.report import BenchReport, bench
 from specdemo.host import measured
 from specdemo.host.measured import DraftResult, TuningResult
-from specdemo.host.terminal import Table
+from specdemo.host.terminal import Progress, Table
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, chosen_pair
-from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import combined, over, summarize
+from specdemo.runs.trace import over
 
 TOKENS = 64  # of the longest answer
 
@@ -30,30 +30,29 @@ def tune(
     settings. Yields progress, and last the TuningResult, which is stored. Raises BadInput for an
     unknown pair or draft before the first race."""
     choice = ModelChoice(choice.pair, choice.model, weight_format=choice.weight_format)
-    instructions = [WARM_UP, *(prompt.instruction for prompt in spread(read_prompts(), prompts))]
+    raced, settings = spread(read_prompts(), prompts), Settings(max_new_tokens=TOKENS)
     pair, results = chosen_pair(choice), []
     for draft in drafts:
         chosen_pair(replace(choice, assistant_model=draft))
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
-        subject, traces = f"{pair.title} with {named(draft)}", []
+        subject = f"{pair.title} with {named(draft)}"
         yield f"Loading {subject}"
         with open_session(replace(choice, assistant_model=draft)) as session:
-            for number, instruction in enumerate(instructions):
-                yield f"{subject}: prompt {number} of {prompts}"
-                settings = Settings(max_new_tokens=TOKENS)
-                if number == 0 and draft != NO_DRAFT:  # a step that "auto" may not take
-                    settings = replace(settings, drafter="model", draft_tokens=3)
-                traces.append(trace_of(session.ask(Question(instruction, settings, baseline=True))))
+            for event in bench(session, raced, settings, users=False):
+                if isinstance(event, Progress):
+                    yield f"{subject}: {event.text}"
             step = session.draft_step
-        total = combined(map(summarize, traces[1:]))
+        assert isinstance(event, BenchReport)
+        summary = event.summary
         results.append(
             DraftResult(
                 draft=draft,
-                speedup=total.speedup or 0.0,
-                tokens_per_second=total.tokens_per_second,
-                acceptance_rate=total.acceptance_rate,
-                target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded) or 0.0,
+                speedup=summary.speedup or 0.0,
+                tokens_per_second=summary.speculative_tokens_per_s or 0.0,
+                acceptance_rate=summary.acceptance_rate,
+                target_seconds=over(1.0, summary.autoregressive_tokens_per_s) or 0.0,
                 draft_seconds=step,
+                verdict=event.decision.verdict.sentence,
             )
         )
     tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(results))

@@ -25,6 +25,8 @@ from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
 
+QUICK_SECONDS, QUICK_TOKENS = 110.0, 64  # of a quick benchmark, once the models are loaded
+
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchOptions(PromptOptions):
@@ -32,6 +34,7 @@ class BenchOptions(PromptOptions):
     repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
         1, "runs of each prompt; medians count", metavar="R"
     )
+    quick: bool = option(False, "decide within two minutes; answers of 64 tokens if not set")
 
 
 Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
@@ -46,9 +49,9 @@ class BenchSettings(Settings):
         None, "longest answer, tokens; several numbers measure each", metavar="N[,N]", unset="100"
     )
 
-    def each(self) -> tuple[Settings, tuple[int, ...]]:
-        """The settings with the longest of them, and all of them."""
-        lengths = self.max_new_tokens or (Settings().max_new_tokens,)
+    def each(self, usual: int) -> tuple[Settings, tuple[int, ...]]:
+        """The settings with the longest of them, and all of them, `usual` if none is set."""
+        lengths = self.max_new_tokens or (usual,)
         return Settings(**asdict(self) | {"max_new_tokens": max(lengths)}), lengths
 
 
@@ -64,7 +67,8 @@ def bench(
     from specdemo.runs.session import Session
 
     prompts = options.read()
-    longest, lengths = settings.each()
+    usual = QUICK_TOKENS if options.quick else Settings().max_new_tokens
+    longest, lengths = settings.each(usual)
     loaded = load_pair(choice)
     with Session(loaded) as session, progress_bar() as bar:
         loaded.check.require()
@@ -73,7 +77,14 @@ def bench(
             peer for name in options.peers or () for peer in peers_of(name, loaded, properties)
         ]
         for event in report.bench(
-            session, prompts, longest, lengths=lengths, repeats=options.repeats, peers=peers
+            session,
+            prompts,
+            longest,
+            lengths=lengths,
+            repeats=options.repeats,
+            peers=peers,
+            choice=None if choice == ModelChoice() else choice,
+            seconds=QUICK_SECONDS if options.quick else None,
         ):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
@@ -82,6 +93,9 @@ def bench(
     write_report(event, json_file, tables)
     if not event.rows:
         raise RequestFailed("None of the prompts could be run.")
+    decision = event.decision
+    for line in (decision.sentence, decision.command, decision.python):
+        click.echo(printable(line), err=json_file == "-")
     if options.html:
         from specdemo.bench.charts import page
 

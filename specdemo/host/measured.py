@@ -28,7 +28,8 @@ VERSION = 14  # changes when figures get another meaning, such as the confidence
 @dataclass(frozen=True, slots=True)
 class DraftResult:
     """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
-    autoregressive decoding. `draft_seconds`: of a step of the draft model."""
+    autoregressive decoding. `draft_seconds`: of a step of the draft model. `verdict`: on its
+    speed-up, as a sentence."""
 
     draft: str
     speedup: float
@@ -36,6 +37,7 @@ class DraftResult:
     acceptance_rate: float | None
     target_seconds: float
     draft_seconds: float
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Round
+from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo
@@ -39,6 +39,17 @@ STYLES = {
     "bonus": "background: #0069a833; text-decoration: double underline",
 }
 """CSS of a token in a notebook, by kind; others have none."""
+
+SOURCES: dict[Source, str] = {
+    "model": "draft model",
+    "head": "draft head",
+    "eagle3": "EAGLE-3 head",
+    "lookup": "n-gram lookup",
+    "prediction": "predicted text",
+    "ngrams": "n-gram table",
+    "grammar": "grammar",
+}
+"""The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 Joules = Annotated[float, Field(ge=0, le=1e12)]
@@ -411,15 +422,8 @@ def to_json(trace: Trace) -> str:
     summary = summarize(trace)
     derived = [name for name, item in vars(Summary).items() if isinstance(item, property)]
     figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
-    words = {"seed": trace.settings.seed, "summary": figures, "verdict": as_verdict(trace.verdict)}
+    words = {"seed": trace.settings.seed, "summary": figures, "verdict": trace.verdict}
     return as_json(_fields(trace) | words)
-
-
-def as_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
-    """A verdict for JSON, with its result and its sentence."""
-    if verdict is None:
-        return None
-    return _fields(verdict) | {"result": verdict.result, "sentence": verdict.sentence}
 
 
 def as_json(value: Any) -> str:
@@ -431,6 +435,8 @@ def _fields(value: Any) -> dict[str, Any]:
     data = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
     if isinstance(value, Settings) and value.draft_tokens is None:
         data["draft_tokens"] = "auto"
+    if isinstance(value, Verdict):
+        data |= {"result": value.result, "sentence": value.sentence}
     return data
 
 

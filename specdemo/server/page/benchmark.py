@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.charts import as_data, by_prompt, wall_clock
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
+from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json, combined, summarize
+from specdemo.runs.trace import as_json, summarize
 from specdemo.server.page.events import message
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdemo.server.page.service import LimitedSession
 
 PROMPTS, LENGTHS = 8, (40, 100)
-SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
+SECONDS, TURNS = 60.0, 3  # no turn is begun after so many seconds
 
 # The report, with its `commit` and `charts`, that is shown before any run; `tools/page_record.py`
 # makes it.
@@ -45,7 +45,7 @@ class Item(RacedPrompt):
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
         row = super().row
-        row["speedups"] = list(filter(None, (summarize(race).speedup for race in self.traces)))
+        row["speedups"] = [pair.speedup for pair in self.pairs]
         row["max_new_tokens"] = limit
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
@@ -56,15 +56,16 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
     settings = question.settings
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
     items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
-    turns: list[float] = []
 
     def told(phase: str, note: str) -> str:
-        return message(phase, note, **shown(report(session.info, settings, items, turns)))
+        return message(phase, note, **shown(report(session.info, settings, items)))
 
     until = time.monotonic() + SECONDS
-    while not turns or time.monotonic() < until:
+    for turn in range(TURNS):
+        if turn and time.monotonic() > until:
+            break
         for number, item in enumerate(items):
-            name = f"Turn {len(turns) + 1}: {item.prompt.id}"
+            name = f"Turn {turn + 1}: {item.prompt.id}"
             yield message("benchmark", name, done=number, total=len(items))
             race = replace(question, prompt=item.prompt.instruction, baseline=True)
             trace = trace_of(session.ask(replace(race, settings=item.settings)))
@@ -73,23 +74,16 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
                 return
             item.traces.append(trace)
             yield told("benchmark", name)
-        last = (summarize(item.traces[-1]) for item in items if not item.paper)
-        turns.append(combined(last).speedup or 1.0)
-        if len(turns) >= LEAST_TURNS and max(turns) - min(turns) <= NARROW * median(turns):
-            break
     yield told("done", "Finished.")
 
 
-def report(
-    pair: PairInfo, settings: Settings, items: list[Item], turns: list[float]
-) -> dict[str, Any]:
+def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, Any]:
     """The report of the races so far, in the words of `bench`."""
     raced = [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
     made = {
         **vars(ReportHeader(pair=pair, settings=settings)),
         "rows": [item.row for item in raced],
         "lengths": by_length([item for item in raced if item.paper]),
-        "turns": turns,
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     if prompts := [item for item in raced if not item.paper]:
@@ -99,12 +93,12 @@ def report(
 
 def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """The sentence of a report, its `charts` (drawn if they are not given), and the report."""
-    turns, pair = report.get("turns"), report["pair"]
+    pair = report["pair"]
     draft = pair["draft"] or "n-gram lookup"
     sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}."
-    if turns:
-        ends = f"{min(turns):.2f} to {max(turns):.2f}"
-        sentence = f"{median(turns):.2f} times as fast ({ends} in {len(turns)} turns). {sentence}"
+    speedups = [row["speedup"] for row in report["rows"] if "paper" not in row]
+    if speedups:
+        sentence = f"{judge(map(PairedRuns, speedups), 'prompt').sentence} {sentence}"
     if charts is None:
         drawn = [wall_clock(report["lengths"])] if report["lengths"] else []
         drawn += [by_prompt(report["rows"])] if report["rows"] else []

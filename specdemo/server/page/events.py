@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from specdemo.engine.messages import Round, Source
+from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.runs.judge import FEWEST
@@ -21,7 +21,16 @@ from specdemo.runs.question import Event as SessionEvent
 from specdemo.runs.question import Question, trace_of, with_text
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
-from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
+from specdemo.runs.trace import (
+    SOURCES,
+    Trace,
+    as_json,
+    from_json,
+    judged,
+    over,
+    summarize,
+    to_json,
+)
 from specdemo.server.page import MAX_EVENTS
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
@@ -44,16 +53,6 @@ DRAFTERS: dict[Drafter, str] = {
     "auto": "whichever pays",
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
-SOURCES: dict[Source, str] = {
-    "model": "draft model",
-    "head": "draft head",
-    "eagle3": "EAGLE-3 head",
-    "lookup": "n-gram lookup",
-    "prediction": "predicted text",
-    "ngrams": "n-gram table",
-    "grammar": "grammar",
-}
-"""The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
 DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
 
 

@@ -11,6 +11,7 @@ import gradio as gr
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.runs.settings import Settings
+from specdemo.runs.trace import SOURCES
 from specdemo.server.page import PRIVATE, benchmark, events, model_menu
 from specdemo.server.page.assets import STATIC, Assets
 from specdemo.server.page.background_download import BackgroundDownload
@@ -124,7 +125,7 @@ def _head(assets: Assets) -> str:
     root = f"./page/{assets.digest}/"
     recorded = [(name, recorded_name(trace)) for name, trace in assets.races.items()]
     scripts = [name for name in assets.files if name.endswith(".js")]
-    data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": events.SOURCES}
+    data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": SOURCES}
     page = json.dumps(data).replace("<", "\\u003c")
     links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
     return f"""<meta name="description" content="{IDEA}">
