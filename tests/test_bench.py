@@ -332,7 +332,7 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
 def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
     trace = SimpleNamespace(identical=identical, rounds=())
     verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
-    rows = [{"users": n, "speedup": speedup} for n, speedup in users]
+    rows = [{"users": n, "speedup": speedup, "measurements": 3} for n, speedup in users]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
     asked, worst = Settings(**settings), min(speedups)
     return decision.decide(verdict, [trace], ModelChoice("x"), asked, tasks, worst, rows)
@@ -348,16 +348,16 @@ def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
             "Do not use drafts here: nothing accepted, length automatic: 0.80",
         ),
         (decided([0.97, *[1.4] * 8]), True, "faster on 1 of 2 tasks, never slower than 0.97"),
-        (decided([1.4] * 3), None, "Undecided: 3 of 3 prompts were faster (1.40 to 1.40 times as"),
+        (decided([1.4] * 3), None, "automatic: 3 of 3 prompts were faster (1.40 to 1.40 times as"),
         (decided(why="it rained"), None, "Not counted: it rained"),
         (decided(identical=False), False, "answers different in 1 of 1 races."),
         (decided(identical=False, temperature=1.0, coupling="maximal"), True, "same distribution"),
         (
             decided(users=[(1, 1.4), (2, 1.2), (4, 0.9), (8, 1.1)]),
             True,
-            "pay for up to 2 users at once.",
+            "pay for up to 2 users at once (measured 3 times",
         ),
-        (decided(users=[(1, 0.9), (2, 0.8)]), True, "They do not pay at any number of users."),
+        (decided(users=[(1, 0.9), (2, 0.8)]), True, "They pay for no number of users (measured"),
     ],
 )
 def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(made, use, says):

@@ -65,21 +65,20 @@ def decide(
     length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
     words = f"{drafts_of(traces)}, length {length}: "
     if verdict.result == "undecided":
-        words += f"{verdict.sentence.rstrip('.')}, answers {answers}."
+        told = verdict.headline.removeprefix("Undecided: ")
+        words += f"{told} ({verdict.detail}), answers {answers}."
     else:
         words += (
             f"{low:.2f} to {high:.2f} times as fast ({verdict.sure:.0%} sure, {verdict.races} "
             f"{verdict.unit}s), faster on {faster} of {len(speedups)} tasks, never slower than "
             f"{worst or 0.0:.2f}, answers {answers}."
         )
-        if verdict.uncounted:
-            words += f" {verdict.uncounted} not counted: {verdict.why}."
-    if pays_for:
-        most = max(row["users"] for row in users)
-        words += f" They pay for up to {pays_for} users at once"
-        words += ", more were not measured." if pays_for == most else "."
-    elif users:
-        words += " They do not pay at any number of users."
+    if verdict.uncounted and verdict.races:
+        words += f" {verdict.uncounted} not counted: {verdict.why}."
+    if users:
+        counts = f"measured {min(row['measurements'] for row in users)} times at least"
+        many = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
+        words += f" They pay for {many if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
     chosen = settings if use is not False else replace(settings, drafter="none", draft_tokens=None)
     command, python = as_code(choice, chosen)

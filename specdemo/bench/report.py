@@ -16,7 +16,7 @@ from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress, Table
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import PairedRuns, Verdict, judge
+from specdemo.runs.judge import FEWEST, PairedRuns, Verdict, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -32,7 +32,10 @@ from specdemo.runs.trace import (
 )
 
 ATTEMPTS = 3  # at a race that other programs starve
-PROMPTS_SHARE, USERS_SHARE = 0.5, 0.4  # of the seconds of a quick benchmark
+PROMPTS_SHARE, MOST_SHARE = 0.5, 0.7
+"""Of the seconds of a quick benchmark, after which no further prompt is run: if as many as decide
+were, and if not."""
+
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 WAYS = ("autoregressive", "speculative")
@@ -170,8 +173,8 @@ def bench(
     """Run `prompts`, `repeats` times each. Yields Progress, counted in prompts, before each step,
     and last the report. With several `lengths` (in place of the settings' longest answer, tokens) a
     prompt has a row for each. The decision names the models as `choice` does, and with `users` has
-    the curve of several users at once. Prompts that are left after half of `seconds` are not
-    run."""
+    the curve of several users at once. With `seconds` only so many prompts are run as time allows,
+    evenly over the tasks if `prompts` are."""
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
@@ -189,7 +192,8 @@ def bench(
     raced: list[RacedPrompt] = []
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
-        if raced and seconds and perf_counter() - began > PROMPTS_SHARE * seconds:
+        share = PROMPTS_SHARE if len(raced) >= FEWEST else MOST_SHARE
+        if raced and seconds and perf_counter() - began > share * seconds:
             break
         yield Progress(f"{item.prompt.task}: {name}", done, total)
         try:
@@ -206,8 +210,9 @@ def bench(
     curve: list[Row] = []
     if users and raced and settings.drafter != "none":
         instructions = [item.prompt.instruction for item in raced]
-        spent = USERS_SHARE * seconds if seconds else perf_counter() - began
-        for event in measure_users(session, instructions, settings, spent):
+        spent = perf_counter() - began
+        left = max(seconds - spent, 0.0) if seconds else spent
+        for event in measure_users(session, instructions, settings, left):
             if isinstance(event, str):
                 yield Progress(event, total, total)
             else:

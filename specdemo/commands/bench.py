@@ -25,7 +25,7 @@ from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
 
-QUICK_SECONDS, QUICK_TOKENS = 110.0, 64  # of a quick benchmark, once the models are loaded
+QUICK_SECONDS, QUICK_TOKENS = 100.0, 48  # of a quick benchmark, once the models are loaded
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -34,7 +34,7 @@ class BenchOptions(PromptOptions):
     repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
         1, "runs of each prompt; medians count", metavar="R"
     )
-    quick: bool = option(False, "decide within two minutes; answers of 64 tokens if not set")
+    quick: bool = option(False, "decide within two minutes; answers of 48 tokens if not set")
 
 
 Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
