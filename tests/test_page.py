@@ -45,7 +45,8 @@ TROUBLE = "error", "warning"
 LINK_HAS = """([name, value]) =>
   new URLSearchParams(window.specdemo.link().split('?')[1]).get(name) === value"""
 """Whether the page's link has the value: what the page knows of its inputs."""
-DRAWN = "document.querySelector('.sd-plot')?.dataset.run === window.specdemo?.race?.run"
+DRAWN = """document.querySelector('.sd-plot')?.dataset.run === window.specdemo?.race?.run
+  && !!document.querySelector('.sd-chart').data"""
 """Whether the chart is that of the run on show."""
 
 DESK = {"viewport": {"width": 1280, "height": 1000}, "has_touch": True, "color_scheme": "light"}

@@ -79,7 +79,8 @@ class Verdict:
         few = f"at least {FEWEST} decide"
         if self.races < 2:
             return few
-        words = f"{low:.2f} to {high:.2f} times as fast in {self.races} {self.unit}s, "
+        fast = "" if self.result == "faster" else " times as fast"
+        words = f"{low:.2f} to {high:.2f}{fast} in {self.races} {self.unit}s, "
         return words + (few if self.races < FEWEST else f"{self.sure:.0%} sure")
 
     @property

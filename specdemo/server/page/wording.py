@@ -100,7 +100,9 @@ def _notes(trace: Trace) -> list[str]:
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
     result = trace.verdict
-    if result and result.races and result.interval[0] <= 1:
+    if not (result and result.races):
+        return notes  # the headline has the reason
+    if result.interval[0] <= 1:
         cost = summary.tokens_per_round / result.speedup
         notes.append(
             f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
