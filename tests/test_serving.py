@@ -22,6 +22,7 @@ from helpers import CHATML, served, until
 from pydantic import ValidationError
 from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
+from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
@@ -391,10 +392,17 @@ def test_limits_and_sampling_reach_the_engine(client, toy):
     [("three", "One two "), ("o three", "One tw"), (["three", "two three"], "One ")],
 )
 def test_an_answer_and_decoding_end_with_a_stop_string(client, toy, monkeypatch, stop, expected):
-    monkeypatch.setattr(toy.target, "fault", lambda batch: time.sleep(0.005))
-    before, options = toy.forwards, {"temperature": 0, "extra_body": UNDRAFTED}
+    def fault(batch):
+        """What follows the stop string waits until it is noticed."""
+        assert toy.forwards - before <= 13 or toy.questions[-1].stop.wait(30)
+
+    slept, before = [], toy.forwards
+    monkeypatch.setattr(scheduler, "sleep", slept.append)
+    monkeypatch.setattr(toy.target, "fault", fault)
+    options = {"temperature": 0, "extra_body": UNDRAFTED}
     answer = chat(client, max_tokens=300, stop=stop, **options).choices[0]
-    assert toy.forwards - before < 150
+    assert toy.forwards - before <= 15 and not slept
+    monkeypatch.undo()
     assert (answer.message.content, answer.finish_reason) == (expected, "stop")
     assert text_of(streamed(client, max_tokens=16, stop=stop)) == expected
     unfinished = streamed(client, max_tokens=12, stop="three fo")

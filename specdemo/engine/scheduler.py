@@ -96,9 +96,10 @@ class Handle:
     def awaits(self) -> bool:
         return self.awaited is not None and not self.awaited.done()
 
-    def events(self, every: float = 1.0) -> Generator[Any]:
-        """The events of the request; raises its error. Until it is admitted, its Waiting comes
-        every `every` seconds. Leaving the iteration sets `stop`, which drops further events."""
+    def events(self, every: float = 1.0, *, at_once: bool = False) -> Generator[Any]:
+        """The events of the request, several together unless `at_once`; raises its error. Until it
+        is admitted, its Waiting comes every `every` seconds. Leaving the iteration sets `stop`,
+        which drops further events."""
         event = None
         try:
             while event is not END:
@@ -112,7 +113,7 @@ class Handle:
                     self.stopped |= event is not END
                 elif event is not END:
                     yield event
-                    if self.queue.empty():
+                    if self.queue.empty() and not at_once:
                         sleep(COLLECT_EVERY * min(1 + self.most_others, 8))
         finally:
             if event is not END:

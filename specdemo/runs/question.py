@@ -84,7 +84,8 @@ class AnswerRun:
     def events(self) -> Generator[Waiting | Round]:
         """Yields the events as they come. Raises the request's error."""
         meter = None
-        with closing(self.handle.events()) as events:
+        # Until a stop string is noticed, the engine makes rounds that nobody wants.
+        with closing(self.handle.events(at_once=self._stops.wanted)) as events:
             try:
                 for event in events:
                     if isinstance(event, Round):

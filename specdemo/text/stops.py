@@ -19,10 +19,12 @@ def certain(text: str, strings: Sequence[str]) -> tuple[int, bool]:
 
 
 class StopStrings:
-    """Cuts a text that arrives in pieces before the first of `strings`. Afterwards `found`."""
+    """Cuts a text that arrives in pieces before the first of `strings`, if any are `wanted`.
+    Afterwards `found`."""
 
     def __init__(self, strings: Sequence[str]):
         self._strings, self._uncertain, self.found = strings, "", False
+        self.wanted = bool(strings)
 
     def push(self, piece: str) -> str:
         """Add a piece; returns the text that is certain now. Nothing follows a stop string."""
