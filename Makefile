@@ -73,7 +73,7 @@ test-hostile-faults: hostile-setup
 	timeout -s INT 150 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_faults.py
 
 test-hostile-dearest: hostile-setup
-	timeout -s INT 280 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
+	timeout -s INT 320 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
 
 test-hostile-replicas: hostile-setup
 	timeout -s INT 400 $(HOSTILE_PYTEST) tests/hostile/test_replicas.py

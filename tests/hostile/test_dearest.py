@@ -1,13 +1,15 @@
-"""The dearest requests of each route, sent one after the other, while another visitor waits for
-first tokens."""
+"""The dearest requests of each route, sent one after the other, and floods that are no requests,
+while another visitor waits for first tokens."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from statistics import median
 from typing import NamedTuple
 
@@ -74,6 +76,9 @@ API: dict[str, Callable[[], Sent]] = {
         new_prompt(400), echo=True, logprobs=20, max_tokens=0
     ),
     "many answers": lambda: chat("Tell a story.", n=32, max_tokens=16, logprobs=True),
+    "log-probabilities of many answers": lambda: chat(
+        "Tell a story.", n=32, max_tokens=24, logprobs=True, top_logprobs=20
+    ),
     "a trace and a baseline": lambda: chat(
         "Tell a story.", max_tokens=100, speculative={"trace": True, "baseline": True}
     ),
@@ -173,35 +178,138 @@ def send(client: httpx.Client, request: Sent) -> int:
 
 def measure(server: Running, name: str, dearest: Callable[[], Sent]) -> None:
     """The first token may take twice as long."""
-    ended = threading.Event()
     with (
         httpx.Client(base_url=server.url, timeout=60) as visitor,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as attacker,
     ):
-        first_tokens(server, visitor, 1)
-        alone = first_tokens(server, visitor, 5)
+        alone = alone_of(server, visitor)
         cpu, begun = sum(server.process.cpu_times()[:2]), time.monotonic()
         status = send(attacker, dearest())
         cpu = sum(server.process.cpu_times()[:2]) - cpu
         seconds = time.monotonic() - begun
 
-        def attack() -> None:
-            while not ended.wait(0.1):
-                with suppress(httpx.TransportError):
-                    send(attacker, dearest())
+        def again() -> None:
+            with suppress(httpx.TransportError):
+                send(attacker, dearest())
 
-        attacking = threading.Thread(target=attack)
-        attacking.start()
-        try:
+        with attacking(again, pause=0.1):
             attacked = first_tokens(server, visitor, 7)
-        finally:
-            ended.set()
-            attacking.join()
     print(
         f"{name}: {status}, {1000 * seconds:,.0f} ms, {1000 * cpu:,.0f} ms of processors; "
         f"first token {1000 * alone:.0f} ms alone, {1000 * attacked:.0f} ms attacked"
     )
     assert status < 500 and attacked < 2 * alone + JITTER
+
+
+def alone_of(server: Running, visitor: httpx.Client) -> float:
+    first_tokens(server, visitor, 1)
+    return first_tokens(server, visitor, 5)
+
+
+@contextmanager
+def attacking(attack: Callable[[], None], pause: float = 0.0) -> Iterator[None]:
+    """Repeats an attack in a thread during the block."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(pause):
+            attack()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+HEAD = "{} {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + "Transfer-Encoding: chunked\r\n\r\n"
+POST = "POST", "/v1/chat/completions"
+GET = HEAD.format("GET", "/health", "localhost")
+FLOODS = {
+    "chunks of a byte": (CHUNKED.format(*POST, "localhost"), "1\r\n1\r\n"),
+    "chunks of a byte after 403": (CHUNKED.format(*POST, "evil.example"), "1\r\n1\r\n"),
+    "chunks of a byte in a GET": (CHUNKED.format("GET", "/health", "localhost"), "1\r\n1\r\n"),
+    "extensions of chunks": (CHUNKED.format(*POST, "localhost"), "1;a=b\r\n1\r\n"),
+    "headers": (HEAD.format(*POST, "localhost"), "a:b\r\n"),
+    "requests that wait for others": (
+        HEAD.format("GET", "/health", "localhost"),
+        "\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_what_is_sent_without_end_does_not_stop_the_event_loop(api, name):
+    """Over eight connections at once, which are opened again when they are closed. The attacker
+    takes a core of its own; with a parser in Python first tokens took five hundred times as long.
+    """
+    begin, again = FLOODS[name]
+    address, piece = ("127.0.0.1", httpx.URL(api.url).port), again.encode() * 10_000
+    sockets: list[socket.socket | None] = [None] * 8
+    sent = itertools.count()
+
+    def flood() -> None:
+        for number, each in enumerate(sockets):
+            try:
+                if each is None:
+                    each = sockets[number] = socket.create_connection(address)
+                    each.sendall(begin.encode())
+                    each.setblocking(False)
+                each.send(piece)
+                next(sent)
+            except BlockingIOError:
+                pass
+            except OSError:
+                each.close()
+                sockets[number] = None
+
+    with httpx.Client(base_url=api.url, timeout=60) as visitor:
+        alone, healthy = alone_of(api, visitor), health_of(visitor)
+        with attacking(flood, pause=0.001):
+            attacked, sick = first_tokens(api, visitor, 7), health_of(visitor)
+    for each in filter(None, sockets):
+        each.close()
+    print(
+        f"{name}: {next(sent):,} pieces; first token {1000 * alone:.0f} ms alone, "
+        f"{1000 * attacked:.0f} ms attacked; /health {1000 * healthy:.1f} and {1000 * sick:.1f} ms"
+    )
+    assert attacked < 10 * alone + 0.1 and sick < 10 * healthy + 0.1
+
+
+def health_of(visitor: httpx.Client) -> float:
+    """Seconds: the median of ten."""
+
+    def ask() -> float:
+        begun = time.monotonic()
+        assert visitor.get("/health").status_code == 200
+        return time.monotonic() - begun
+
+    return median(ask() for _ in range(10))
+
+
+def test_silent_connections_and_streams_that_nobody_reads_keep_nobody_out(api):
+    """1,200 connections: silent, with half a head, with half a body, and streams."""
+    address = "127.0.0.1", httpx.URL(api.url).port
+    _, _, body = chat("Tell a story.", max_tokens=400, stream=True)
+    text = json.dumps(body)
+    stream = HEAD.format(*POST, "localhost") + f"Content-Length: {len(text)}\r\n\r\n"
+    kinds = "", HEAD.format(*POST, "localhost"), stream + "{", stream + text
+    with ExitStack() as stack, httpx.Client(base_url=api.url, timeout=60) as visitor:
+        alone, before = alone_of(api, visitor), api.process.memory_info().rss
+        for number in range(1200):
+            each = stack.enter_context(socket.create_connection(address))
+            each.sendall(kinds[number % 3 if number % 100 else 3].encode())
+        attacked, healthy = first_tokens(api, visitor, 7), health_of(visitor)
+        grown = api.process.memory_info().rss - before
+    print(
+        f"first token {1000 * alone:.0f} ms alone, {1000 * attacked:.0f} ms beside 1,200 "
+        f"connections; /health {1000 * healthy:.1f} ms; {grown / 1e6:.0f} MB more"
+    )
+    # Twelve streams are made meanwhile, eight at once.
+    assert attacked < 50 * alone + 0.1 and healthy < 0.1 and grown < 300_000_000
 
 
 @pytest.mark.parametrize("name", API)
