@@ -102,6 +102,7 @@ def rounded(matrix: np.ndarray, four: bool) -> np.ndarray:
 
 
 TIED = {"tie_word_embeddings": True}
+MIXED = ["full_attention", *["sliding_attention"] * 4, "full_attention"]
 LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
 
 
@@ -119,6 +120,10 @@ LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
         ("llama", "float16", "fp16", LLAMA3 | {"attention_bias": True}),
         ("qwen2", "float32", "fp16", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", "fp16", TIED),
+        ("gemma3", "float32", "fp16", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("gemma3", "bfloat16", "fp16", {"num_key_value_heads": 1, "layer_types": MIXED}),
+        ("phi3", "float32", "fp16", tiny_gguf.LONG | TIED),
+        ("phi3", "float16", "fp16", {"sliding_window": 4}),
         ("smollm3", "float32", "fp16", TIED | {"no_rope_layers": [0, 1, 1, 0]}),
         ("granite", "float32", "fp16", {"attention_bias": True, "mlp_bias": True}),
         ("olmo2", "float16", "fp16", {"attention_bias": True}),
@@ -130,6 +135,10 @@ LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
         ("qwen2", Type.Q5_0, "fp16", {"num_key_value_heads": 4}),
         ("qwen3", Type.BF16, "fp16", TIED),
         ("qwen3", Type.Q4_0, "fp16", {"head_dim": 64}),
+        ("gemma3", Type.F16, "fp16", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("gemma3", Type.F16, "int8", {"num_key_value_heads": 1}),
+        ("phi3", Type.F16, "fp16", tiny_gguf.LONG),
+        ("phi3", Type.Q8_0, "fp16", TIED),
         ("smollm3", Type.F16, "fp16", {"attention_bias": True}),
         ("granite", Type.F16, "fp16", TIED),
         ("olmo2", Type.F16, "fp16", {"num_key_value_heads": 4}),
@@ -453,12 +462,13 @@ def test_recurrent_layers_are_refused_in_one_sentence(qwen3, tmp_path):
     ("change", "built"),
     [
         ({}, True),
-        ({"model_type": "phi3"}, False),
+        ({"model_type": "phi"}, False),
         ({"model_type": ["llama"], "num_attention_heads": 0}, False),  # not used, so not checked
         ({"hidden_act": "relu"}, False),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, False),
         ({"model_type": "mistral", "sliding_window": None}, True),
-        ({"model_type": "mistral", "sliding_window": 4096}, False),
+        ({"model_type": "mistral", "sliding_window": 4096}, True),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096}, False),
         ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}, True),
     ],
     ids=str,

@@ -14,10 +14,15 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_fr
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 KINDS |= {"gptneox": "GPTNeoX", "gpt2": "GPT2", "smollm3": "SmolLM3", "granite": "Granite"}
-KINDS |= {"olmo2": "Olmo2"}
+KINDS |= {"olmo2": "Olmo2", "phi3": "Phi3", "gemma3": "Gemma3Text"}
+GEMMA = {"num_hidden_layers": 6, "head_dim": 32, "sliding_window": 4, "query_pre_attn_scalar": 32}
+GEMMA |= {"tie_word_embeddings": True, "hidden_size": 64}
+LONG = {"rope_type": "longrope", "short_factor": [1.0 + index / 8 for index in range(12)]}
+LONG |= {"long_factor": [4.0] * 12, "partial_rotary_factor": 0.75, "rope_theta": 10_000.0}
+LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 64}
 GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 0.25}
 GRANITE |= {"attention_multiplier": 0.05}
-OWN = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}}
+OWN = {"granite": GRANITE, "gemma3": GEMMA, "smollm3": {"num_hidden_layers": 4}}
 """Further values of configurations, which differ from the defaults."""
 INTERLEAVED = "llama", "smollm3", "granite"  # halves of each query and key
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -44,7 +49,9 @@ def torch_model(architecture: str, **own):
     else:
         sizes |= {"intermediate_size": 256}
     if architecture not in ("gptneox", "gpt2"):
-        sizes |= {"num_key_value_heads": 2, "rope_parameters": ROPE, "pad_token_id": None}
+        sizes |= {"num_key_value_heads": 2, "pad_token_id": None}
+    if architecture not in ("gptneox", "gpt2", "gemma3"):
+        sizes |= {"rope_parameters": ROPE}
     if architecture in ("llama", "qwen2", "qwen3"):
         sizes |= {"head_dim": 32}
     sizes |= OWN.get(architecture, {})
@@ -90,9 +97,19 @@ def write(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim if architecture == "qwen3" else 32)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_key_length(getattr(config, "head_dim", None) or 32)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if "factor" in rope and rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.rope_parameters.get("rope_type") == "longrope":
+        writer.add_rope_dimension_count(24)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        writer.add_rope_scaling_attn_factors(model.model.rotary_emb.attention_scaling)
     if architecture == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -119,6 +136,8 @@ def write(
         own = names.get_name(name, (".weight", ".bias"))
         values = weights.detach().numpy()
         stored = values.astype(np.float32)
+        if architecture == "gemma3" and "norm" in name:
+            stored = stored + 1
         if values.ndim > 1:
             with torch.no_grad():
                 stored = gguf.quantize(stored, kind)
@@ -128,6 +147,10 @@ def write(
             stored = stored.reshape(heads, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
             stored = np.ascontiguousarray(stored).reshape(heads * 32, *stored.shape[3:])
         writer.add_tensor(own, stored, raw_dtype=kind if values.ndim > 1 else None)
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for kind in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if config.rope_parameters.get("rope_type") == "llama3":
         default = 1 / 500_000.0 ** (np.arange(0, 32, 2) / 32)
         factors = default / model.model.rotary_emb.inv_freq.numpy()

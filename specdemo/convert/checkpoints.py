@@ -12,16 +12,29 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from pydantic import AliasChoices, Field, TypeAdapter, model_validator
 
+from specdemo.convert import ir
 from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, with_biases
-from specdemo.convert.ir import Configuration
+from specdemo.convert.ir import Configuration, unusable
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
-_NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
+_NAMES = {"gpt_neox": "gptneox", "mistral": "llama", "gemma3_text": "gemma3"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+        **{"vocab_size": 262_208, "query_pre_attn_scalar": 256, "tie_word_embeddings": True},
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    },
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False},
+}
+"""What transformers takes for values that config.json lacks."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
 _HEADER_BYTES = 4 << 20  # 40,000 tensors, which are read in a second; large models have 2,000
+_TEXT_PART = re.compile(r"(model\.)?language_model\.(model\.)?")
+_IMAGE_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _BUFFERS = (".inv_freq", ".attention.bias", ".masked_bias", ".attn.bias")
 
 
@@ -38,6 +51,11 @@ class Rope(Configuration):
     def factors(self, shape: Shape) -> list[float]:
         """What the rotary frequencies are divided by, [] for nothing."""
         return []
+
+    @property
+    def scale(self) -> float:
+        """What the rotated values are multiplied by."""
+        return 1.0
 
 
 class LinearRope(Rope):
@@ -68,7 +86,29 @@ class Llama3Rope(LinearRope):
         return factors
 
 
+class LongRope(Rope):
+    """Factors for texts up to the `original` length; those for longer ones would change what the
+    cache holds."""
+
+    short: list[Positive] = Field(validation_alias="short_factor")
+    original: Annotated[int, Field(gt=1)] = Field(
+        validation_alias="original_max_position_embeddings"
+    )
+    context: int = Field(ge=1, validation_alias="max_position_embeddings")
+    factor: Positive | None = None
+    attention_factor: Positive | None = None
+
+    def factors(self, shape: Shape) -> list[float]:
+        return self.short
+
+    @property
+    def scale(self) -> float:
+        growth = max(self.factor or self.context / self.original, 1.0)
+        return self.attention_factor or math.sqrt(1 + math.log(growth) / math.log(self.original))
+
+
 ROPES: dict[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope}
+ROPES |= dict.fromkeys(("longrope", "su"), LongRope)
 
 
 class CheckpointConfig(Sizes):
@@ -79,13 +119,18 @@ class CheckpointConfig(Sizes):
     )
     rotary_pct: Share | None = None
     activation: str | None = Field(
-        None, validation_alias=AliasChoices("hidden_act", "activation_function")
+        None,
+        validation_alias=AliasChoices("hidden_act", "hidden_activation", "activation_function"),
     )
     tie_word_embeddings: bool | None = None
     no_rope_layers: list[int] = []
+    query_divisor: Positive = Field(1.0, validation_alias="query_pre_attn_scalar")
+    use_bidirectional_attention: bool = False
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
     use_parallel_residual: bool = True
-    sliding_window: int | None = None
     use_sliding_window: bool | None = None
+    layer_types: list[str] = []
     scale_attn_by_inverse_layer_idx: bool = False
 
 
@@ -96,8 +141,16 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     family = FAMILIES.get(_NAMES.get(kind, kind)) if isinstance(kind, str) else None
     if family is None:
         return None
+    # A model that sees images too has a part for text.
+    data = _DEFAULTS.get(family.name, {}) | (ir.Ends.of(data, path).text_config or data)
     config = CheckpointConfig.of(data, path)
-    rope = Rope.of(config.rope, path)
+    if config.use_sliding_window is False:
+        config = config.model_copy(update={"window": 0})
+    elif config.layer_types:
+        pattern = [name == "sliding_attention" for name in config.layer_types]
+        config = config.model_copy(update={"pattern": pattern})
+    rope_data = data | config.rope.get("full_attention", config.rope)
+    rope = Rope.of(rope_data, path)
     default_share = 0.25 if kind == "gpt_neox" else 1.0
     rotary = rope.partial_rotary_factor or config.rotary_pct or default_share
     base = rope.rope_theta or config.rope_base
@@ -107,19 +160,33 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
     shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
     if config.no_rope_layers:  # 0 for a layer that is not rotated
-        unrotated = (index for index, rope in enumerate(config.no_rope_layers) if not rope)
+        unrotated = (index for index, turns in enumerate(config.no_rope_layers) if not turns)
         shape = replace(shape, unrotated=frozenset(unrotated))
-    factors = ROPES[rope.kind].of(config.rope, path).factors(shape)
-    return replace(shape, rope_factors=tuple(factors))
+    if family.name == "gemma3":
+        local = Rope.of(config.rope.get("sliding_attention", {}), path).rope_theta
+        shape = replace(
+            shape,
+            embedding_scale=shape.hidden**0.5,
+            attention_scale=config.query_divisor**-0.5,
+            local_rope_base=local or shape.local_rope_base,
+        )
+    rope = ROPES[rope.kind].of(rope_data, path)
+    factors = rope.factors(shape)
+    if factors and len(factors) != (due := len(range(0, shape.rotated, 2))):
+        raise unusable(path, f"it has {len(factors)} rotary factors; it must have {due}.")
+    return replace(shape, rope_factors=tuple(factors), rope_scale=rope.scale)
 
 
 def _variant(family: Family, config: CheckpointConfig) -> Family | None:
     """The family with this model's choices; None if `decoder` lacks one of them."""
     if family.rms:
-        # Qwen's files name a window that is not used, Mistral's first one that is.
-        windowed = config.use_sliding_window
-        windowed = bool(config.sliding_window) if windowed is None else windowed
-        return family if config.activation in (None, "silu") and not windowed else None
+        # Qwen's larger models have a window from some layer on.
+        known = not config.use_sliding_window or config.layer_types
+        activation = _GELU.get(config.activation or "", config.activation)
+        same = activation in (None, family.gelu or "silu")
+        capped = config.attn_logit_softcapping or config.final_logit_softcapping
+        other = capped or config.use_bidirectional_attention
+        return family if same and known and not other else None
     gelu = _GELU.get(config.activation or "gelu")
     if gelu is None or config.scale_attn_by_inverse_layer_idx:
         return None
@@ -132,10 +199,11 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.name.upper()], shape.layers)
     tensors: dict[str, Tensor] = {}
     for key, tensor in tensors_of(source).items():
-        if tensor.type in FLOATS:
+        key = _TEXT_PART.sub("model.", key)
+        if tensor.type in FLOATS and not _IMAGE_PARTS.match(key):
             name = names.get_name(key, (".weight", ".bias")) or key
             try:
-                tensors |= _split(name, tensor, shape)
+                tensors |= separated(name, tensor, shape)
             except (ValueError, IndexError) as error:
                 raise FetchError(
                     f"{tensor.path} does not go with its configuration: {key:.80} has the shape "
@@ -143,6 +211,9 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
                 ) from error
     if shape.tied:
         tensors.pop("output.weight", None)
+    if family.name == "gemma3":  # a norm's weights are stored without the 1 that they are near
+        for name in filter(re.compile(r".*norm\.weight").fullmatch, tensors):
+            tensors[name] = replace(tensors[name], added=1.0)
     required = family.biases if family.rms else ()
     return replace(shape, family=with_biases(replace(family, biases=required), tensors)), tensors
 
@@ -188,21 +259,23 @@ def _header(path: Path) -> dict[str, Tensor]:
         raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
 
 
-def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
+def separated(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     """The matrices in a tensor, by name. GPT-2 has columns for rows. Queries, keys and values may
-    be one matrix; in GPT-NeoX those of a head lie side by side."""
+    be one matrix, in GPT-NeoX with those of a head side by side; gate and up too. Raises ValueError
+    if it has not the rows of all."""
     if shape.family.positions and re.fullmatch(r"blk.*(qkv|output|up|down)\.weight", name):
         tensor = replace(tensor, shape=tensor.shape[::-1], swapped=tensor.shape[1])
-    if "attn_qkv" not in name:
-        return {name: tensor}
-    if tensor.shape[0] != 3 * shape.attention_heads * shape.width:
-        raise ValueError("it has not the rows of all heads")
-    rows = np.arange(tensor.shape[0])
-    if shape.family.positions:
-        parts = rows.reshape(3, -1)
+    if "attn_qkv" in name:
+        names = [name.replace("qkv", letter) for letter in "qkv"]
+        counts = [heads * shape.width for heads in (shape.attention_heads, *[shape.kv_heads] * 2)]
+    elif "ffn_up" in name and tensor.shape[0] == 2 * shape.inner and shape.family.gated:
+        names, counts = [name.replace("up", "gate"), name], [shape.inner] * 2
     else:
-        parts = rows.reshape(shape.attention_heads, 3, -1).swapaxes(0, 1).reshape(3, -1)
-    return {
-        name.replace("attn_qkv", f"attn_{letter}"): tensor.rows(part)
-        for letter, part in zip("qkv", parts, strict=True)
-    }
+        return {name: tensor}
+    if tensor.shape[0] != sum(counts):
+        raise ValueError("it has not the rows of all heads")
+    rows = np.arange(sum(counts))
+    if not (shape.family.rms or shape.family.positions):
+        rows = rows.reshape(shape.attention_heads, 3, -1).swapaxes(0, 1).reshape(-1)
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    return {name: tensor.rows(part) for name, part in zip(names, parts, strict=True)}

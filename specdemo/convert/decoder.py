@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -33,8 +34,9 @@ class Family:
     matrices of a layer with a bias. `rms`: RMSNorm, else LayerNorm with biases. `norms`: where a
     layer's two parts are normalised. `parallel`: both parts read the same state. `head_norms`:
     queries and keys are normalised, each head or the whole row. `positions`: learned ones are added
-    to the embedding, nothing is rotated. `unrotated`: one layer in so many is not. `interleaved`:
-    GGUF files have the halves of each query and key interleaved."""
+    to the embedding, nothing is rotated. `unrotated`: one layer in so many is not. `unlimited`: if
+    layers have a sliding window, one in so many has not. `interleaved`: GGUF files have the halves
+    of each query and key interleaved."""
 
     name: str
     gelu: str = ""
@@ -46,17 +48,16 @@ class Family:
     head_norms: Literal["", "head", "row"] = ""
     positions: bool = False
     unrotated: int = 0
+    unlimited: int = 0
     interleaved: bool = False
-
-    def layers_without_rotation(self, count: int) -> frozenset[int]:
-        period = self.unrotated
-        return frozenset(range(period - 1, count, period) if period else ())
 
 
 _ALL = (
     Family("llama", interleaved=True),  # SmolLM2, Mistral and TinyLlama too
     Family("qwen2", biases=("attn_q", "attn_k", "attn_v")),
     Family("qwen3", head_norms="head"),
+    Family("gemma3", gelu="tanh", norms="both", head_norms="head", unlimited=6),
+    Family("phi3"),
     Family("smollm3", unrotated=4, interleaved=True),
     Family("granite", interleaved=True),
     Family("olmo2", norms="after", head_norms="row"),
@@ -81,6 +82,11 @@ def _same_in_all_layers(value: object) -> object:
 
 def sized(largest: int, *names: str, default: Any = ...) -> Any:
     return Field(default, ge=1, le=largest, validation_alias=AliasChoices(*names))
+
+
+def _one_in(period: int, layers: int) -> frozenset[int]:
+    """The last of every `period` layers; none for 0."""
+    return frozenset(range(period - 1, layers, period) if period else ())
 
 
 def scale(*names: str, default: Any = 1.0) -> Any:
@@ -111,6 +117,20 @@ class Sizes(Configuration):
         "attention_multiplier", "attention.scale", default=None
     )
     logit_scale: Positive = scale("logits_scaling", "logit_scale")
+    window: int = Field(
+        0,
+        ge=0,
+        le=1 << 24,
+        validation_alias=AliasChoices("sliding_window", "attention.sliding_window"),
+    )
+    pattern: Annotated[int, Field(ge=1)] | list[bool] | None = Field(
+        None,
+        validation_alias=AliasChoices("sliding_window_pattern", "attention.sliding_window_pattern"),
+    )
+    """Which layers have the window, or one in how many has not."""
+    local_rope_base: Positive | None = Field(
+        None, validation_alias=AliasChoices("rope_local_base_freq", "rope.freq_base_swa")
+    )
     epsilon: float = Field(
         0.0,
         gt=0,
@@ -124,13 +144,22 @@ class Sizes(Configuration):
     )
 
 
+def _sliding_layers(sizes: Sizes, family: Family) -> frozenset[int]:
+    layers = range(sizes.layers if sizes.window else 0)
+    if isinstance(sizes.pattern, list):
+        return frozenset(compress(layers, sizes.pattern))
+    return frozenset(layers) - _one_in(sizes.pattern or family.unlimited, sizes.layers)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
     values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
-    with this `rope_base`, divided by `rope_factors`. `unrotated`: layers without it. `context`:
+    with this `rope_base`, divided by `rope_factors`, to the length `rope_scale`. `unrotated`:
+    layers without it. `context`:
     tokens, for learned positions. Embedding, layers' parts and attention are multiplied by their
-    scales; logits are divided by theirs."""
+    scales; logits are divided by theirs. Layers in `sliding` attend to the last `window` tokens,
+    rotated by frequencies with `local_rope_base` and no factors, if it is given."""
 
     hidden: int
     layers: int
@@ -142,7 +171,11 @@ class Shape:
     rotary: float = 1.0
     rope_base: float = 10_000
     rope_factors: tuple[float, ...] = ()
+    rope_scale: float = 1.0
     unrotated: frozenset[int] = frozenset()
+    window: int = 0
+    sliding: frozenset[int] = frozenset()
+    local_rope_base: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float | None = None
@@ -168,7 +201,10 @@ class Shape:
             width=width,
             epsilon=sizes.epsilon or (1e-6 if family.rms else 1e-5),
             context=sizes.positions,
-            unrotated=family.layers_without_rotation(sizes.layers),
+            unrotated=_one_in(family.unrotated, sizes.layers),
+            window=sizes.window,
+            sliding=_sliding_layers(sizes, family),
+            local_rope_base=sizes.local_rope_base,
             embedding_scale=sizes.embedding_scale,
             residual_scale=sizes.residual_scale,
             attention_scale=sizes.attention_scale,
@@ -263,9 +299,14 @@ class DecoderGraph:
             positions = self._weights.vector("position_embd.weight", shape.context, shape.hidden)
             ids = ops.convert(self._inputs["position_ids"], "i32")
             state = ops.add(state, ops.gather(positions, ids, 0))
-        mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
+        masks = [self._mask(), self._mask(shape.window)]
+        tables = [
+            None if family.positions else self._rotary_tables(local) for local in (False, True)
+        ]
         for index in range(shape.layers):
-            state = self._layer(index, state, mask, rotary)
+            slides = index in shape.sliding
+            rotary = None if index in shape.unrotated else tables[slides]
+            state = self._layer(index, state, masks[slides], rotary)
         state = _scaled(self._norm("output_norm", state), 1 / shape.logit_scale)
         bits, output_projection = max(self._bits, self._weights.output_bits), embedding
         if not shape.tied or bits < 8:  # a tied embedding is written twice
@@ -278,7 +319,7 @@ class DecoderGraph:
         layer, shape = f"blk.{index}.", self._shape
         before, after = shape.family.norms != "after", shape.family.norms != "before"
         x = self._norm(f"{layer}attn_norm", state) if before else state
-        x = self._attention(index, x, mask, None if index in shape.unrotated else rotary)
+        x = self._attention(index, x, mask, rotary)
         x = self._norm(f"{layer}post_attention_norm", x) if after else x
         attended = _scaled(x, shape.residual_scale)
         sum_ = state if shape.family.parallel else ops.add(attended, state)
@@ -350,28 +391,37 @@ class DecoderGraph:
         repeated = ops.broadcast(ops.unsqueeze(keys, 2), target, "BIDIRECTIONAL")
         return ops.reshape(repeated, [0, shape.attention_heads, -1, shape.width], True)
 
-    def _mask(self) -> ov.Node:
-        """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""
+    def _mask(self, window: int = 0) -> ov.Node:
+        """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding, for later tokens, and for
+        those before the last `window`."""
         mask = self._inputs["attention_mask"]
         count = ops.gather(ops.shape_of(self._inputs[self._text]), 1, 0)
         total = ops.gather(ops.shape_of(mask), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
         new = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
-        earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(new, 1))
-        seen = ops.logical_and(ops.unsqueeze(ops.convert(mask, "boolean"), [1, 2]), earlier)
-        return ops.select(seen, np.float32(0), _MASKED)
+        every, new = ops.unsqueeze(every, 0), ops.unsqueeze(new, 1)
+        earlier = ops.less_equal(every, new)
+        unpadded = ops.unsqueeze(ops.convert(mask, "boolean"), [1, 2])
+        if not window:
+            return ops.select(ops.logical_and(unpadded, earlier), np.float32(0), _MASKED)
+        # Paged attention knows a window by these operations in this order, redundant ones included.
+        near, true = ops.greater(every, ops.add(new, np.int64(-window))), np.array([[True]])
+        seen = ops.bitwise_and(ops.bitwise_and(true, near), earlier)
+        seen = ops.bitwise_and(ops.bitwise_and(true, seen), unpadded)
+        selected = ops.select(ops.broadcast(seen, ops.shape_of(seen)), np.float32(0), _MASKED)
+        return ops.slice(selected, [0], [np.iinfo(np.int64).max], [1], [3])
 
-    def _rotary_tables(self) -> Rotary:
-        """Cosines and sines, each [batch, 1, tokens, rotated width]."""
-        shape = self._shape
+    def _rotary_tables(self, local: bool = False) -> Rotary:
+        """Cosines and sines, each [batch, 1, tokens, rotated width]; `local`: of sliding layers."""
+        shape, base = self._shape, self._shape.local_rope_base if local else None
         powers = np.arange(0, shape.rotated, 2, dtype=np.float32) / np.float32(shape.rotated)
-        speeds = 1 / np.float32(shape.rope_base) ** powers
-        if shape.rope_factors:
+        speeds = 1 / np.float32(base or shape.rope_base) ** powers
+        if shape.rope_factors and not base:
             speeds /= np.array(shape.rope_factors, np.float32)
         positions = ops.convert(self._inputs["position_ids"], "f32")
         angles = ops.multiply(ops.unsqueeze(positions, [1, 3]), speeds)
         both = ops.concat([angles, angles], -1)
-        return ops.cos(both), ops.sin(both)
+        return _scaled(ops.cos(both), shape.rope_scale), _scaled(ops.sin(both), shape.rope_scale)
 
     def _rotated(self, heads: ov.Node, rotary: Rotary) -> ov.Node:
         """Rotary embedding as the CPU plugin's fusion expects it: split along axis 3, times -1."""

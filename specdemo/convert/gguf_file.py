@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.processors import TemplateProcessing
 
 from specdemo.convert import ir
+from specdemo.convert.checkpoints import separated
 from specdemo.convert.decoder import (
     FAMILIES,
     Positive,
@@ -31,7 +32,7 @@ from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError
 
-READABLE = ("llama", "qwen2", "qwen3", "smollm3", "granite", "olmo2")
+READABLE = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "smollm3", "granite", "olmo2")
 _HEADER_BYTES = 64 << 20  # a header of 150,000 tokens takes 6 MB
 _ENTRIES = 1 << 16  # values of the metadata, or tensors
 _ITEMS = 1 << 20  # of an array; the merges of the largest vocabularies are 514,000
@@ -41,6 +42,7 @@ _FORMATS = "BbHhIif?  Qqd"  # of struct, by type
 _STRING, _ARRAY = 8, 9
 _DIMENSION = 1 << 32
 CHARACTERS = 1 << 22  # of a vocabulary; 262,000 tokens have 2 million
+_SHORT_FACTORS = "rope_factors_short.weight"
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = (
     rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{%s}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
@@ -52,7 +54,15 @@ _WORDS_BY_CASE = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+_ENDS = (
+    "<end_of_turn>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+)
 """Tokens that end an answer, also where the file names only one of them, or calls them words."""
 _PIECES = "llama"  # the name of SentencePiece's vocabularies in GGUF files
 
@@ -195,6 +205,11 @@ class GgufSizes(Sizes):
         1.0, validation_alias=AliasChoices("rope.scaling.factor", "rope.scale_linear")
     )
     rotated: Size = sized(1 << 16, "rope.dimension_count", default=0)
+    rope_scale: Positive = Field(1.0, validation_alias="rope.scaling.attn_factor")
+
+
+_DEFAULTS = {"gemma3": {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4}}
+"""What llama.cpp takes for values that a file lacks."""
 
 
 def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
@@ -210,9 +225,16 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
             "run, others by `--model` with a folder that optimum-intel exported from a checkpoint."
         )
     sizes, shape = _shape(file)
-    factors = _rope_factors(file, sizes, shape.width, tensors.pop("rope_freqs.weight", None))
+    tensors.pop("rope_factors_long.weight", None)  # for longer texts than `_configuration` allows
+    stored = tensors.pop(_SHORT_FACTORS, None) or tensors.pop("rope_freqs.weight", None)
+    factors = _rope_factors(file, sizes, shape, stored)
     if any(factor != 1 for factor in factors):
         shape = replace(shape, rope_factors=factors)
+    try:
+        split = [separated(name, tensor, shape) for name, tensor in tensors.items()]
+    except (ValueError, IndexError) as error:
+        raise BadInput(f"{file.path.name} is damaged: {error}.") from error
+    tensors = {name: tensor for parts in split for name, tensor in parts.items()}
     if shape.family.interleaved:
         _unpermute(tensors, shape, file.path.name)
     return shape, tensors
@@ -220,30 +242,38 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
 
 def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
     tensors, family = file.tensors, FAMILIES[file.architecture]
-    try:
-        embedding, query = tensors["token_embd.weight"], tensors["blk.0.attn_q.weight"]
-    except KeyError as error:
-        raise BadInput(f"{file.path.name} is damaged: it has no {error}.") from error
+    if (embedding := tensors.get("token_embd.weight")) is None:
+        raise BadInput(f"{file.path.name} is damaged: it has no embedding.")
     metadata = file.section(f"{file.architecture}.")
+    metadata = _DEFAULTS.get(family.name, {}) | metadata
     metadata |= {"vocab_size": embedding.shape[0], "hidden_size": embedding.shape[-1]}
     sizes = GgufSizes.of(metadata, file.path)
     tied, family = "output.weight" not in tensors, with_biases(family, tensors)
-    shape = Shape.of(sizes, family, file.path, rope_base=sizes.rope_base, tied=tied)
-    if query.shape[0] != shape.attention_heads * shape.width or shape.width % 2:
-        raise BadInput(f"{file.path.name} is damaged: its heads do not go with its tensors.")
+    rope = {"rope_base": sizes.rope_base, "rope_scale": sizes.rope_scale}
+    shape = Shape.of(sizes, family, file.path, tied=tied, **rope)
+    if family.name == "gemma3":  # the 27B model alone does not divide by the root of a head's width
+        width = shape.hidden // shape.attention_heads if shape.layers == 62 else shape.width
+        scales = {"embedding_scale": shape.hidden**0.5, "attention_scale": width**-0.5}
+        shape = replace(shape, **scales)
+    if sizes.rotated:
+        shape = replace(shape, rotary=sizes.rotated / shape.width)
+    if shape.width % 2 or shape.rotated % 2 or not 0 < shape.rotary <= 1:
+        raise BadInput(f"{file.path.name} is damaged: it rotates a part of its heads' values.")
     return sizes, shape
 
 
 def _rope_factors(
-    file: Gguf, sizes: GgufSizes, width: int, stored: Tensor | None
+    file: Gguf, sizes: GgufSizes, shape: Shape, stored: Tensor | None
 ) -> tuple[float, ...]:
-    scaled = sizes.scaling not in ("none", "linear") or (sizes.rotated or width) != width
-    if scaled or stored and stored.shape != (width // 2,):
+    count = shape.rotated // 2
+    partial = shape.family.interleaved and shape.rotary < 1
+    scaled = sizes.scaling not in ("none", "linear", "longrope") or partial
+    if scaled or stored and stored.shape != (count,):
         kind = f"{sizes.scaling:.40}"
         raise BadInput(f"{file.path.name} scales its positions ({kind}): not supported.")
-    factors = np.ones(width // 2)
+    factors = np.ones(count)
     if stored:
-        factors = stored.read(0, width // 2).ravel().astype(float)
+        factors = stored.read(0, count).ravel().astype(float)
     if sizes.scaling == "linear":
         factors *= sizes.factor
     if not np.isfinite(factors).all() or factors.min() <= 0:
@@ -403,7 +433,8 @@ def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
 
 
 def _configuration(file: Gguf, metadata: GgufVocabulary) -> dict[str, Any]:
-    context = Ends.of(file.section(f"{file.architecture}."), file.path).context
+    limits = Ends.of(file.section(f"{file.architecture}."), file.path)
+    context = limits.limit if _SHORT_FACTORS in file.tensors else limits.context
     ends = {id for id, token in enumerate(metadata.tokens) if token in _ENDS}
     return {
         "model_type": file.architecture,

@@ -201,7 +201,7 @@ class EagleLayer(CheckpointConfig):
     model_type: Literal["llama", "qwen3"]
     layers: Literal[1] = Field(1, validation_alias="num_hidden_layers")
     activation: Literal["silu"] = Field("silu", validation_alias="hidden_act")
-    layer_types: list[Literal["full_attention"]] = []
+    layer_types: list[Literal["full_attention"]] = []  # type: ignore[assignment]
 
 
 class EagleConfig(Configuration):

@@ -76,7 +76,20 @@ class Ends(Configuration):
             "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "context_length"
         ),
     )
+    original: int = Field(
+        0,
+        ge=0,
+        lt=1 << 31,
+        validation_alias=AliasChoices(
+            "original_max_position_embeddings", "rope.scaling.original_context_length"
+        ),
+    )
     text_config: dict[str, Any] = {}
+
+    @property
+    def limit(self) -> int:
+        """The context, up to the length from which on Phi-3 rotates all tokens by other factors."""
+        return min(filter(None, (self.context, self.original)), default=0)
 
 
 class ShardIndex(Configuration):
@@ -122,7 +135,7 @@ def read_config(folder: Path) -> tuple[frozenset[int], int]:
     text = Ends.of(config.text_config, path) if config.text_config else config
     ends = config, text, Ends.of(read_json(generation), generation)
     stop_ids = frozenset(id for part in ends for id in part.eos_token_id if id >= 0)
-    return stop_ids, text.context
+    return stop_ids, text.limit
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -34,7 +34,8 @@ _SMALLEST_FITTED = 1e-6  # magnitude of a scale
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor [rows, columns] or [rows] in a file, from the byte `begin`. `order`: which of the
-    file's rows these are, None for all. `swapped`: if the file has columns as rows, their width."""
+    file's rows these are, None for all. `swapped`: if the file has columns as rows, their width.
+    `added`: to every value that the file has."""
 
     path: Path
     begin: int
@@ -42,6 +43,7 @@ class Tensor:
     type: GGMLQuantizationType
     order: np.ndarray | None = None
     swapped: int = 0
+    added: float = 0.0
 
     def rows(self, order: np.ndarray) -> Tensor:
         return replace(self, shape=(len(order), *self.shape[1:]), order=order)
@@ -69,6 +71,7 @@ class Tensor:
             stored = stored[order - low]
         with np.errstate(invalid="ignore", over="ignore"):  # refused below
             values: np.ndarray = gguf.dequantize(stored, self.type)
+            values = values + np.float32(self.added) if self.added else values
         if not np.isfinite(values).all():  # one of them would make all logits NaN
             raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
         return values[:, order].T if self.swapped else values
