@@ -80,6 +80,7 @@ test-hostile-replicas: hostile-setup
 
 test-hostile-schemas: hostile-setup
 	HOSTILE_SECONDS=30 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_schemas.py
+	RANDOM_SCHEMAS=2000 timeout -s INT 300 $(HOSTILE_PYTEST) tests/test_text_grammar.py -k random
 
 test-hostile-fuzz: hostile-setup
 	FUZZ_SECONDS=15 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/test_fuzz.py

@@ -6,23 +6,32 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import fields
-from typing import Any, Literal, TypedDict, Unpack, overload
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, TypedDict, Unpack, overload
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, ValidationError
 
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
-from specdemo.options import parse, unusable
+from specdemo.options import Whole, parse, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
 from specdemo.runs.bridge import merged
-from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of, with_text
+from specdemo.runs.question import (
+    Event,
+    Question,
+    as_lists,
+    is_batch,
+    read_prompt,
+    trace_of,
+    with_text,
+)
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
-from specdemo.runs.settings import Coupling, Drafter, Settings
+from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
 from specdemo.runs.trace import Trace
-from specdemo.text.chat import read_messages
+from specdemo.text.chat import Strict, ToolChoice, ToolList, callable_tools, read_messages
 from specdemo.text.templates import Message as Message
+from specdemo.text.tools import Tools
 
 Answer = Trace
 """An answer and how it was made. `str(answer)` is its text."""
@@ -43,8 +52,11 @@ class Options(TypedDict, total=False):
     """How to answer: the fields of `runs.settings.Settings`, which has their limits, and:
     `num_assistant_tokens`, transformers' name of `draft_tokens`; `do_sample`, also transformers'
     (False is temperature 0; with True it is 1 unless given); `prediction`, a text that the answer
-    may repeat, as a source of drafts. The answer ends before a `stop` text. `json_schema` makes it
-    JSON: a JSON Schema as text or a dict, or a pydantic model."""
+    may repeat, as a source of drafts; OpenAI's `tools` and `tool_choice`: the answer has its
+    `calls`; `logprobs`: how many of the likeliest tokens the answer's `logprobs` have;
+    `continue_final_message`: the answer continues the last message, the assistant's. The answer
+    ends before a `stop` text. `json_schema` makes it JSON: a JSON Schema as text or a dict, or a
+    pydantic model."""
 
     max_new_tokens: int
     temperature: float
@@ -66,6 +78,20 @@ class Options(TypedDict, total=False):
     prediction: str
     num_assistant_tokens: int
     do_sample: bool
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any]
+    logprobs: int
+    continue_final_message: bool
+
+
+class Extras(Strict):
+    """The options that are no Settings."""
+
+    prediction: str = ""
+    tools: ToolList = []
+    tool_choice: ToolChoice = "auto"
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    continue_final_message: bool = False
 
 
 class ChatTokenizer:
@@ -106,6 +132,10 @@ class ChatTokenizer:
             chat_template_kwargs=variables,
         )
 
+    def written(self, tools: Tools) -> Tools:
+        """`tools` with calls in the form of the chat template. Raises BadInput without one."""
+        return self._template.written(tools)
+
 
 class Pipeline(AbstractContextManager["Pipeline"]):
     """A loaded pair (thread safe).
@@ -124,17 +154,29 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     @overload
     def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Answer: ...
     @overload
+    def generate(
+        self, prompt: PromptLike | Batch, *, n: int, **options: Unpack[Options]
+    ) -> list[Answer]: ...
+    @overload
     def generate(self, prompt: Batch, **options: Unpack[Options]) -> list[Answer]: ...
     def generate(
-        self, prompt: PromptLike | Batch, **options: Unpack[Options]
+        self, prompt: PromptLike | Batch, *, n: int | None = None, **options: Unpack[Options]
     ) -> Answer | list[Answer]:
-        """The whole answer. Those to a batch are made together; each is the same as alone."""
+        """The whole answer. Those to a batch are made together; each is the same as alone. With `n`
+        a list of so many to each prompt, from the seeds s, s + 1, ..."""
+        prompt, stop = as_lists(prompt), threading.Event()
         if not is_batch(prompt):
-            return trace_of(self.session.ask(_question(self.tokenizer, prompt, options)))
-        stop = threading.Event()
+            if n is None:
+                return trace_of(self.session.ask(_question(self.tokenizer, prompt, options)))
+            prompt = [prompt]  # type: ignore[assignment]
+        if n is not None and not (type(n) is int and 1 <= n <= MAX_ANSWERS):
+            raise unusable("n", n, f"it must be from 1 to {MAX_ANSWERS}")
         questions = [
-            _question(self.tokenizer, item, options, name=f"Prompt {number} of the list", stop=stop)
+            _question(
+                self.tokenizer, item, options, f"Prompt {number} of the list", place, stop=stop
+            )
             for number, item in enumerate(prompt)
+            for place in range(n or 1)
         ]
         runs = [self.session.ask(question) for question in questions]
         with ThreadPoolExecutor(min(len(runs), ACTIVE_REQUESTS), "specdemo-batch") as pool:
@@ -184,13 +226,19 @@ def _question(
     tokenizer: ChatTokenizer,
     prompt: object,
     options: Options,
-    *,
     name: str = "The prompt",
+    repeated: int = 0,
     **fields: Any,
 ) -> Question:
+    """The question of a prompt, with the seed that is `repeated` after the first one."""
+    prompt, settings = as_lists(prompt), dict[str, Any](options)
     if is_batch(prompt):
         raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
-    settings: dict[str, Any] = {**options}
+    others = {name: settings.pop(name) for name in Extras.model_fields if name in settings}
+    try:
+        extras = Extras.model_validate(others)
+    except ValidationError as error:
+        raise wrong_parameter(error.errors(), others) from None
     if "num_assistant_tokens" in settings:
         settings["draft_tokens"] = settings.pop("num_assistant_tokens")
     if (sampled := settings.pop("do_sample", None)) is not None:
@@ -206,13 +254,29 @@ def _question(
     for option, value in settings.items():
         if isinstance(value, str) and option in NUMBERS:
             raise unusable(option, value, "it must be a number")
-    prediction = settings.pop("prediction", "")
-    if not isinstance(prediction, str):
-        raise unusable("prediction", prediction, "it must be a text")
-    fields["prediction"] = tuple(tokenizer.encode(prediction))
-    prompt = read_prompt(prompt, name)
-    continues = not isinstance(prompt, str) and isinstance(prompt[0], int)  # token ids
-    return Question(prompt, parse(Settings, settings), continues=continues, **fields)
+    parsed = parse(Settings, settings)
+    asked, title = read_prompt(prompt, name, extras.continue_final_message), ""
+    words = [Message("user", asked)] if isinstance(asked, str) else asked
+    turns = [turn for turn in words if isinstance(turn, Message)]
+    continues = extras.continue_final_message or not turns
+    tools = callable_tools(extras.tools, extras.tool_choice)
+    if turns and (tools or continues):
+        title = turns[-1].content
+        asked = tokenizer.apply_chat_template(
+            turns,
+            tools=[tool.model_dump(exclude_none=True) for tool in extras.tools if tools],
+            continue_final_message=continues,
+        )
+    return Question(
+        asked,
+        replace(parsed, seed=(parsed.seed + repeated) % 2**63),
+        title,
+        continues=continues,
+        tools=tools and tokenizer.written(tools),
+        logprobs=extras.logprobs,
+        prediction=tuple(tokenizer.encode(extras.prediction)),
+        **fields,
+    )
 
 
 def _pieces(events: Iterator[Event]) -> Generator[str, None, None]:

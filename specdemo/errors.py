@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from specdemo.engine.faults import BadInput as BadInput
 from specdemo.engine.faults import Busy as Busy
 from specdemo.engine.faults import CacheFull as CacheFull
+from specdemo.engine.faults import Closed as Closed
 from specdemo.engine.faults import ModelError as ModelError
 from specdemo.engine.faults import RequestFailed as RequestFailed
 from specdemo.engine.faults import SpecdemoError as SpecdemoError

@@ -33,7 +33,7 @@ def until(condition: Callable[[], object]) -> None:
 @contextlib.contextmanager
 def running(server) -> Iterator[str]:
     """The URL of a server, while it runs."""
-    from specdemo.server.request_guard import bound_socket
+    from specdemo.server.web_server import bound_socket
 
     listening = bound_socket("127.0.0.1", 0)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -56,8 +56,8 @@ def served(
     engine is made."""
     from specdemo.server.backend import LocalBackend
     from specdemo.server.openai_api import openai_application
-    from specdemo.server.request_guard import Server
     from specdemo.server.server_options import ServeOptions
+    from specdemo.server.web_server import Server
 
     options = ServeOptions(**{"max_new_tokens": 8, **options})
     session.loaded = loaded or session.loaded
@@ -87,7 +87,7 @@ def page_application(service, menu=None, download=None, *, key: str | None = Non
 def page_server(service, menu=None, download=None, *, application=None):
     """The URL of a running page for a service; `application` replaces its `page_application`."""
     from specdemo.server.page.web_app import finish
-    from specdemo.server.request_guard import Server
+    from specdemo.server.web_server import Server
 
     app, guard = application or page_application(service, menu, download)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
@@ -22,13 +23,15 @@ from toy_session import ToySession
 from traces import at_pace
 
 import specdemo
-from specdemo.api import ChatTokenizer, Message, Options, Pipeline
+from specdemo.api import ChatTokenizer, Extras, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.runs.race import on_show
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import from_json
+from specdemo.text.templates import Template
 
+FOLDER = Path(__file__).parent / "data" / "templates"
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 
 
@@ -77,6 +80,65 @@ def test_a_prediction_is_a_source_of_drafts(toy):
     assert predicted.text == text
     sources = {token.source for round_ in predicted.rounds for token in round_.drafted}
     assert "prediction" in sources and predicted.acceptance_rate > 0.5
+
+
+def test_a_closed_pipeline_says_so_and_not_that_it_is_busy():
+    with Pipeline(ToySession()) as pipeline:
+        ids = pipeline.tokenizer.encode("one")
+    for method in (pipeline.generate, pipeline.race, lambda prompt: list(pipeline.stream(prompt))):
+        with pytest.raises(specdemo.Closed, match="closed") as caught:
+            method(ids)
+        assert not isinstance(caught.value, Busy)
+
+
+def test_n_answers_come_from_one_seed_after_another_with_logprobs(toy):
+    options = {"temperature": 5.0, "seed": 2**63 - 1, "max_new_tokens": 9, "logprobs": 2}
+    answers = Pipeline(toy).generate(["one two", "three"], n=2, **options)
+    asked = [(question.prompt, question.settings.seed) for question in toy.questions]
+    assert asked == [(text, seed) for text in ("one two", "three") for seed in (2**63 - 1, 0)]
+    assert [len(answer.logprobs) for answer in answers] == [len(a.tokens) for a in answers]
+    assert len(answers[0].logprobs[0].top) == 2
+    assert [answer.text for answer in Pipeline(toy).generate("one", n=1)] == ["one"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def test_an_answer_has_its_calls_of_tools_which_go_into_the_next_turn(embedded_pair):
+    jinja = (FOLDER / "qwen25.jinja").read_text("utf-8")
+    template = Template("qwen25", jinja, tokens={"bos_token": "", "eos_token": ""})
+    with ToySession(lambda text: CALL, loaded=replace(embedded_pair, template=template)) as toy:
+        pipeline = Pipeline(toy)
+        answer = pipeline.generate("1 + 1?", tools=TOOLS, tool_choice="required")
+        [call] = answer.calls
+        assert (call.name, json.loads(call.arguments), call.id) == ("add", {"a": 1}, "call00000")
+        assert answer.instruction == "1 + 1?" and from_json(answer.to_json()) == answer
+        told = pipeline.tokenizer.decode(toy.questions[0].prompt, special=True)
+        assert '"name": "add"' in told
+        turns = [Message("user", "1 + 1?"), Message("assistant", "", answer.calls)]
+        pipeline.generate([*turns, Message("tool", "2")], max_new_tokens=1)
+        assert pipeline.generate("1 + 1?", tools=TOOLS, tool_choice="none").calls == ()
+
+
+def test_the_last_message_is_continued_where_asked_for(embedded_pair):
+    with ToySession(lambda text: "three", loaded=embedded_pair) as toy:
+        chat = [*CHAT, {"role": "assistant", "content": "One, two,"}]
+        Pipeline(toy).generate(chat, continue_final_message=True, max_new_tokens=1)
+    [question] = toy.questions
+    assert question.continues and question.title == "One, two,"
+    assert embedded_pair.tokenizer.decode(question.prompt).endswith("One, two,")
+
+
+def test_the_figure_has_the_curves_of_both_runs_and_of_races_that_count(toy):
+    answer = Pipeline(toy).race("one two three", drafter="model", draft_tokens=1, repeat=0.3)
+    curves = {(line.name, line.line.width): line for line in answer.figure().data}
+    assert [*curves[("autoregressive", 3)].y] == [*range(1, 15)]
+    speculative = curves[("speculative", 3)]
+    assert (speculative.x[0], speculative.y[-1]) == (0.0, 14)
+    assert speculative.x[-1] == pytest.approx(0.077) and len(curves) == 4
+    [alone] = Pipeline(toy).generate("one two three").figure().data
+    assert alone.name == "speculative"
 
 
 def test_pieces_are_streamed_and_closing_ends_the_answer(toy):
@@ -164,6 +226,8 @@ TURNS = [Message("system", "Be brief."), Message("user", "one two")]
         ([CHAT, TURNS], [TURNS, TURNS]),
         ([[7, 8], "one", CHAT], [(7, 8), "one", TURNS]),
         (["one"], ["one"]),
+        (np.array([[7, 8], [9, 7]]), [(7, 8), (9, 7)]),
+        ([np.array([7, 8]), "one"], [(7, 8), "one"]),
     ],
 )
 def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(toy, prompt, prompts):
@@ -214,7 +278,7 @@ def test_only_generate_takes_several_prompts(toy):
 
 
 def test_answers_of_a_batch_run_together_and_one_failure_ends_them(endless):
-    endless.fail(Busy("The models have been closed."))
+    endless.fail(Busy("Too many."))
     with pytest.raises(Busy):
         Pipeline(endless).generate(["one", "two", "three"], max_new_tokens=4000, drafter="none")
     assert endless.activity.active == 0 and endless.forwards < 4000
@@ -227,8 +291,8 @@ async def collected(pieces) -> list[str]:
 def test_pieces_are_streamed_to_asyncio_and_errors_arrive(toy):
     pieces = asyncio.run(collected(Pipeline(toy).astream("one two", drafter="none")))
     assert [piece for piece in pieces if piece] == list("one two")
-    toy.fail(Busy("The models have been closed."))
-    with pytest.raises(Busy, match="closed"):
+    toy.fail(Busy("Too many."))
+    with pytest.raises(Busy, match="many"):
         asyncio.run(collected(Pipeline(toy).astream("one two three")))
     with pytest.raises(BadInput, match="beams"):
         asyncio.run(collected(Pipeline(toy).astream("one", beams=4)))
@@ -260,7 +324,7 @@ def plain(hint: object) -> object:
 
 def test_options_are_the_fields_of_settings():
     hints = get_type_hints(Options)
-    ours = {"num_assistant_tokens", "do_sample", "prediction"}
+    ours = {"num_assistant_tokens", "do_sample", *Extras.model_fields}
     settings = get_type_hints(Settings, include_extras=True)
     assert hints.keys() - ours == settings.keys() == {f.name for f in dataclasses.fields(Settings)}
     wider = {
@@ -283,6 +347,11 @@ def test_unusable_options_are_named(toy):
         {"prediction": 5},
         {"json_schema": {"a": {1}}},
         {"max_new_tokens": "5"},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "any"},
+        {"logprobs": 21},
+        {"n": 33},
+        {"n": True},
     )
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):

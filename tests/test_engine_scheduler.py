@@ -25,7 +25,7 @@ from toy import (
 )
 
 from specdemo.engine.decode import prefill
-from specdemo.engine.faults import Busy, CacheFull, ModelError, RequestFailed
+from specdemo.engine.faults import Busy, CacheFull, Closed, ModelError, RequestFailed
 from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Run
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS
@@ -321,7 +321,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes(scheduler, endless):
     scheduler.close()
     list(events)
     assert handle.stopped and holds_nothing(endless)
-    with pytest.raises(Busy, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         submit(scheduler, endless)
 
 

@@ -50,6 +50,13 @@ def test_requirements_pin_a_version_of_everything_that_pyproject_bounds(extra):
     assert [name for name, pin in pins.items() if pin not in wanted[name].specifier] == []
 
 
+def test_type_checkers_see_an_editable_install():
+    """They follow a path, and not the hook that is the default."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["distutils"]["editable_wheel"]["mode"] == "compat"
+    assert (ROOT / "specdemo" / "py.typed").is_file()
+
+
 def test_what_comes_with_gradio_is_installed():
     assert all(
         version(name) for name, requirement in declared("").items() if not requirement.specifier

@@ -9,24 +9,28 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
-from helpers import page_application, page_server
+from helpers import page_application, page_server, running
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from toy_session import ToySession
 
 from specdemo.pairs.registry import ModelChoice
-from specdemo.server import request_guard
+from specdemo.server import request_guard, web_server
 from specdemo.server.page import routes
 from specdemo.server.page.service import Service
-from specdemo.server.request_guard import RequestGuard, Server, bound_socket
+from specdemo.server.request_guard import RequestGuard
 from specdemo.server.server_options import ServerOptions
+from specdemo.server.web_server import Server, bound_socket
 
 JSON = {"Content-Type": "application/json"}
 EMBEDDED = ModelChoice("embedded")
@@ -211,38 +215,198 @@ def serving():
 
     def start(answer=length, guard: RequestGuard | None = None, drain=1, **options):
         guard = guard or RequestGuard()
-        running = Server(app_of(guard, answer), guard, drain, **options)
+        server = Server(app_of(guard, answer), guard, drain, **options)
         listening = bound_socket("127.0.0.1", 0)
-        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
-        started.append((running, thread))
-        return running, thread, listening.getsockname()
+        started.append((server, thread))
+        return server, thread, listening.getsockname()
 
     yield start
-    for running, thread in started:
-        running.should_exit = True
+    for server, thread in started:
+        server.should_exit = True
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"GET / HTTP/1.1\r\nHost: local", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
-)
-def test_a_connection_that_stops_before_its_request_is_whole_is_closed(serving, monkeypatch, sent):
-    monkeypatch.setattr(request_guard, "HEAD_SECONDS", 0.1)
-    with socket.create_connection(serving()[2]) as connection:
+def exchange(address, sent: bytes, *, ends: bool = False, loose: bool = False) -> bytes:
+    """What a server answers until it closes the connection. The client `ends` its side at once, or
+    sends as much as is taken (`loose`)."""
+    with socket.create_connection(address) as connection:
         connection.settimeout(30)
-        connection.sendall(sent)
-        while connection.recv(10_000):
-            pass
+        with suppress(ConnectionError) if loose else nullcontext():
+            connection.sendall(sent)
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while piece := connection.recv(10_000):
+                answer += piece
+    return answer
+
+
+def statuses_of(answer: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answer) if status != b"100"]
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Of a server with a key that answers with a request's host, in a moment."""
+
+    async def host(request):
+        await asyncio.sleep(0.01)
+        text = request.headers["host"]
+        if request.url.query == "stream":
+            return StreamingResponse(iter([text[:2], text[2:]]))
+        return PlainTextResponse(text)
+
+    guard = RequestGuard(key="s3cret")
+    with running(Server(app_of(guard, host), guard, 1)) as url:
+        yield "127.0.0.1", int(url.rpartition(":")[2])
+
+
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /health" + HOST + b"\r\n"
+LAST = GET[:-2] + b"Connection: close\r\n\r\n"
+POST = b"POST /health" + HOST + b"Content-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+TINY = CHUNKED + b"\r\n" + b"1\r\n1\r\n" * 20_000
+
+
+@pytest.mark.parametrize("sent", [b"", GET[:-9], GET + b"GET"])
+def test_a_connection_that_stops_before_its_request_is_whole_is_closed(serving, monkeypatch, sent):
+    monkeypatch.setattr(web_server, "HEAD_SECONDS", 0.1)
+    exchange(serving()[2], sent)
 
 
 def test_a_body_that_does_not_come_is_answered_with_408(serving, monkeypatch):
     monkeypatch.setattr(request_guard, "BODY_SECONDS", 0.1)
-    head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(serving()[2]) as connection:
-        connection.settimeout(30)
-        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        assert b" 408 " in connection.recv(10_000)
+    assert statuses_of(exchange(serving()[2], POST + b"Content-Length: 100\r\n\r\n{")) == [408]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (GET.replace(b"1.1", b"9.9"), [505]),
+        (GET.replace(b"1.1", b"2.0"), [505]),
+        (GET.replace(b"1.1", b"1.0"), [200]),
+        (GET.replace(b"1.1", b"1.0").replace(b"health", b"health?stream"), [200]),
+        (GET.replace(b"Host", b"Hosts"), [400]),
+        (GET.replace(b"\r\n", b"\r\nHost: localhost\r\n", 1), [400]),
+        (GET.replace(b"\r\n", b"\n"), [400]),
+        (LAST.replace(b"/health", b"http://localhost:1/health?b", 1), [200]),
+        (LAST.replace(b"/health", b"http://[::1]?b", 1), [401]),
+        (LAST.replace(b"/health", b"http://evil.example/health", 1), [403]),
+        (CHUNKED + b"Content-Length: 1\r\n\r\n1\r\n1\r\n0\r\n\r\n", [400]),
+        (CHUNKED + b"\r\n1\r\n1\r\n0\r\nHost: evil.example\r\n\r\n" + LAST, [200, 200]),
+        (GET * 9 + LAST, [200] * 10),
+        (GET + b"nonsense\r\n\r\n", [200]),
+        (GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + LAST, [200, 200]),
+    ],
+)
+def test_requests_are_read_and_connections_closed_as_rfc_9112_says(address, sent, expected):
+    answer = exchange(address, sent)
+    assert statuses_of(answer) == expected and b"\r\n\r\nevil" not in answer
+    assert b"1.0" not in sent or answer.endswith(b"\r\n\r\nlocalhost")
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_client_that_only_closes_its_writing_side_is_answered(serving, version):
+    async def slow(request):
+        await asyncio.sleep(3 * web_server.PROBE_SECONDS)
+        assert not await request.is_disconnected()
+        return PlainTextResponse("the answer")
+
+    answer = exchange(serving(slow)[2], GET.replace(b"1.1", version), ends=True)
+    assert statuses_of(answer) == [200] and answer.endswith(b"the answer")
+    assert exchange(serving(slow)[2], POST + b"Content-Length: 9\r\n\r\n{", ends=True) == b""
+
+
+def test_a_client_that_is_gone_is_noticed_before_its_answer_begins(serving):
+    begun, gone = threading.Event(), threading.Event()
+
+    async def slow(request):
+        begun.set()
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        gone.set()
+
+    with socket.create_connection(serving(slow)[2]) as connection:
+        connection.sendall(GET)
+        assert begun.wait(30)
+    assert gone.wait(30)
+
+
+FLOODS = {
+    "chunks of a byte": (TINY, [400]),
+    "chunks of a byte without the key": (TINY.replace(b"health", b""), [401]),
+    "chunks of a byte to a method without a body": (
+        TINY.replace(b"POST /health", b"GET /"),
+        [401],
+    ),
+    "chunks of a byte before a page may ask": (
+        TINY.replace(b"POST", b"OPTIONS").replace(b"json", b"json\r\nOrigin: http://evil.example"),
+        [403],
+    ),
+    "extensions of a chunk": (CHUNKED + b"\r\n1;" + b"x" * 90_000, [400]),
+    "trailers": (CHUNKED + b"\r\n0\r\n" + b"a:b\r\n" * 20_000, [400]),
+    "headers": (GET[:-2] + b"a:b\r\n" * 20_000, [400]),
+    "a header": (GET[:-2] + b"a:" + b"b" * 90_000, [400]),
+    "an address": (b"GET /" + b"a" * 90_000, [400]),
+    "empty lines": (b"\r\n" * 90_000, [400]),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_what_a_client_sends_without_end_is_not_read_to_it(address, name):
+    sent, expected = FLOODS[name]
+    assert statuses_of(exchange(address, sent, loose=True)) in (expected, [])
+
+
+def test_more_requests_than_may_wait_are_not_read(serving):
+    made = []
+
+    async def count(request):
+        made.append(await asyncio.sleep(0.001))
+        return PlainTextResponse("")
+
+    exchange(serving(count)[2], GET * 3_000, loose=True)
+    assert 1 <= len(made) <= web_server.PIPELINED + 2
+
+
+def test_silent_connections_make_room_for_others(serving, monkeypatch):
+    monkeypatch.setattr(web_server, "CONNECTIONS", 40)
+    address = serving()[2]
+    with ExitStack() as stack:
+        for number in range(90):
+            silent = stack.enter_context(socket.create_connection(address))
+            silent.sendall([b"", GET[:9], POST + b"Content-Length: 9\r\n\r\n{"][number % 3])
+        assert statuses_of(exchange(address, LAST)) == [200]
+
+
+def test_of_active_connections_those_of_a_large_network_make_room():
+    def connection(network: str, since: int, waiting=False):
+        return Mock(network=network, since=since, waiting=waiting)
+
+    large = [connection("192.0.2.0", since) for since in range(600)]
+    small = [connection("", since) for since in range(200)]
+    silent = [connection(f"198.51.100.{since}", since, waiting=True) for since in range(20)]
+    small += [connection(f"203.0.113.{since}", since) for since in range(180)]
+    everyone = large + silent + small
+    web_server.make_room({*everyone[1:]})
+    web_server.make_room({*everyone})
+    assert [each for each in everyone if each.transport.abort.called] == large[:30] + silent
+
+
+def test_a_response_that_nobody_reads_is_not_kept_long(serving, monkeypatch):
+    monkeypatch.setattr(web_server, "HEAD_SECONDS", 0.1)
+    written = threading.Event()
+
+    async def large(request):
+        return PlainTextResponse(b"x" * 30_000_000, background=BackgroundTask(written.set))
+
+    with socket.create_connection(serving(large)[2]) as connection:
+        connection.sendall(GET)
+        assert written.wait(30)
 
 
 @pytest.mark.parametrize(

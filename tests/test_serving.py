@@ -26,6 +26,7 @@ from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
+from specdemo.server import json_pieces, openai_api
 from specdemo.server.backend import LocalBackend
 from specdemo.server.schema import ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -252,6 +253,41 @@ def test_a_chat_has_the_log_probabilities_of_its_tokens(client):
     # Tokens after the stop string are not part of the answer.
     stopped = chat(client, **options | {"max_tokens": 12}, stop="two").choices[0]
     assert stopped.message.content == read(stopped.logprobs) == "One "
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, monkeypatch, trace):
+    def written(token):
+        threads.add(threading.current_thread().name)
+        return write(token)
+
+    threads, write = set(), openai_api.token_json
+    monkeypatch.setattr(openai_api, "token_json", written)
+    options = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100, "n": 4, "temperature": 0}
+    raw = client.chat.completions.with_raw_response.create(
+        model="Scripted-1",
+        messages=QUESTION,
+        extra_body={"speculative": {"trace": trace}},
+        **options,
+    )
+    assert "content-length" not in raw.headers and raw.headers["content-type"] == "application/json"
+    assert threads and all(name.startswith("AnyIO worker") for name in threads)
+    for choice in raw.parse().choices:
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    for figures in raw.parse().model_extra["speculative"]:
+        assert ("trace" in figures) == trace
+
+
+def test_of_long_json_one_piece_is_made_at_a_time():
+    made = []
+    pieces = json_pieces.joined(
+        json_pieces.fragments({"a": (made.append(x) or x for x in range(10**5))})
+    )
+    first = next(pieces)
+    assert json_pieces.PIECE <= len(first) < 2 * json_pieces.PIECE and len(made) < 20_000
+    assert json.loads(first + b"".join(pieces)) == {"a": [*range(10**5)]}
+    with pytest.raises(ValueError):
+        list(json_pieces.fragments({"a": iter([float("nan")])}))
 
 
 def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, toy):

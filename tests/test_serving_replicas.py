@@ -20,8 +20,8 @@ from specdemo.runs.trace import Trace
 from specdemo.server import ray
 from specdemo.server.backend import NotReady, Piece
 from specdemo.server.metrics import Metrics
-from specdemo.server.request_guard import bound_socket
 from specdemo.server.schema import CompletionRequest
+from specdemo.server.web_server import bound_socket
 
 DIED, FAULTS = RayActorError(), (RayError, BackPressureError, DeploymentUnavailableError)
 PAIR = PairInfo("p", "t", None)

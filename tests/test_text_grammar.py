@@ -3,11 +3,15 @@ what cannot be used is refused in a sentence. Each schema's source and licence a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import jsonschema
@@ -44,26 +48,161 @@ def grammars(embedded_pair) -> Grammars:
     return Grammars(embedded_pair.tokenizer, embedded_pair.stop_ids)
 
 
+EXACT_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
+    "integer", lambda _, value: type(value) in (int, Decimal) and value == int(value)
+)
+ExactValidator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator, type_checker=EXACT_TYPES
+)
+"""Of numbers that were read as they are written."""
+
+
 def is_valid(answer: str, schema: dict) -> bool:
-    checks = jsonschema.FormatChecker()
-    validator = jsonschema.Draft202012Validator(schema, format_checker=checks)
-    return validator.is_valid(json.loads(answer))
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = ExactValidator(exact, format_checker=jsonschema.FormatChecker())
+    with contextlib.suppress(RecursionError):  # the same schema again for the same value
+        return validator.is_valid(json.loads(answer, parse_float=Decimal))
+    return True
+
+
+def walk(pair, start, rng, steps: int) -> str | None:
+    """A random text that a grammar allows, which soon closes what it opened; None if it is not at
+    its end after so many tokens."""
+    encode, constraint, answer = pair.tokenizer.encode, start(), []
+    closing = {encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")}
+    while len(answer) < steps and not pair.stop_ids & set(answer):
+        allowed = np.flatnonzero(constraint.mask())
+        assert allowed.size, f"nothing follows {pair.tokenizer.decode(answer)}"
+        wanted = pair.stop_ids & {*allowed} or closing & {*allowed} or allowed
+        if rng.random() < 0.3 and len(answer) < steps / 2:
+            wanted = allowed
+        answer.append(int(rng.choice(sorted(wanted))))
+        constraint.advance(answer[-1])
+    return pair.tokenizer.decode(answer) if pair.stop_ids & set(answer) else None
 
 
 def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embedded_pair):
-    tokenizer, rng, ended = embedded_pair.tokenizer, np.random.default_rng(0), 0
-    closing = {tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")}
+    rng, ended = np.random.default_rng(0), 0
     for schema in SCHEMAS:
-        constraint, answer = grammars.compiled(json.dumps(schema))(), []
-        while len(answer) < 200 and not embedded_pair.stop_ids & set(answer):
-            allowed = np.flatnonzero(constraint.mask())
-            wanted = embedded_pair.stop_ids & {*allowed} or closing & {*allowed} or allowed
-            answer.append(int(rng.choice(sorted(wanted))))
-            constraint.advance(answer[-1])
-        if embedded_pair.stop_ids & set(answer):
-            ended += 1
-            assert is_valid(tokenizer.decode(answer), schema), (schema, tokenizer.decode(answer))
-    assert ended > 0.9 * len(SCHEMAS)
+        text = walk(embedded_pair, grammars.compiled(json.dumps(schema)), rng, 200)
+        ended += text is not None
+        assert text is None or is_valid(text, schema), (schema, text)
+    assert ended > 0.8 * len(SCHEMAS)
+
+
+class RandomSchemas:
+    """Schemas of few names, patterns and numbers, which often contradict each other."""
+
+    names = "a", "b", "ab"
+    patterns = "^a$", "^[ab]$", "a", "^b", "^", "^(a|ab)$", "^[^a]", "^.{2,}$", "^$"
+    bounds = "minimum maximum exclusiveMinimum exclusiveMaximum".split()
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def some(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def one_of(self, values):
+        return values[int(self.rng.integers(len(values)))]
+
+    def document(self) -> dict:
+        schema = self.schema(3)
+        schema["$defs"] = {name: self.schema(2) for name in self.names[:2]}
+        return schema
+
+    def schema(self, depth: int) -> dict:
+        kinds = ["null", "boolean", "integer", "number", "string", "data"]
+        kinds += ["array", "object", "object", "object", "ref", "any", "all", "several"] * (
+            depth > 0
+        )
+        return getattr(self, f"_{self.one_of(kinds)}")(depth - 1)
+
+    def any_schema(self, depth: int):
+        return self.one_of([True, False, *[self.schema(depth) for _ in range(4)]])
+
+    def _null(self, depth) -> dict:
+        return {"type": "null"}
+
+    def _boolean(self, depth) -> dict:
+        return {"type": "boolean"}
+
+    def _integer(self, depth) -> dict:
+        return {**self._number(depth), "type": "integer"}
+
+    def _number(self, depth) -> dict:
+        numbers = 0, 1, -1, 2, 3, 10, -7, 0.5, 1.25, 2**53, -(2**53)
+        limits = {name: self.one_of(numbers) for name in self.bounds if self.some(0.3)}
+        divisor = {"multipleOf": self.one_of((2, 3, 5, 0.5, 0.1))} if self.some(0.2) else {}
+        return {"type": "number", **limits, **divisor}
+
+    def _string(self, depth) -> dict:
+        limits = {
+            name: int(self.rng.integers(4)) for name in ("minLength", "maxLength") if self.some(0.3)
+        }
+        pattern = {"pattern": self.one_of(self.patterns)} if self.some(0.3) else {}
+        return {"type": "string", **limits, **pattern}
+
+    def _data(self, depth) -> dict:
+        values = [None, True, 1, 1.5, 2**53, "a", "\x01", [1, "b"], {"a": 1}, {}]
+        values = [self.one_of(values) for _ in range(3)]
+        schema = {"enum": values} if self.some(0.5) else {"const": values[0]}
+        return {**schema, **(self.schema(0) if self.some(0.3) else {})}
+
+    def _array(self, depth) -> dict:
+        schema = {"type": "array", "items": self.any_schema(depth)}
+        if self.some(0.4):
+            schema["prefixItems"] = [self.any_schema(depth) for _ in range(2)]
+        for name in ("minItems", "maxItems"):
+            if self.some(0.3):
+                schema[name] = int(self.rng.integers(4))
+        return schema
+
+    def _object(self, depth) -> dict:
+        schema = {"type": "object"} if self.some(0.8) else {}
+        for keyword, names in (("properties", self.names), ("patternProperties", self.patterns)):
+            if self.some(0.6):
+                chosen = [self.one_of(names) for _ in range(2 if self.some(0.6) else 1)]
+                schema[keyword] = {name: self.any_schema(depth) for name in chosen}
+        if self.some(0.7):
+            schema["additionalProperties"] = self.some(0.2) and self.any_schema(depth)
+        if self.some(0.5):
+            schema["required"] = sorted({self.one_of(self.names) for _ in range(2)})
+        for name in ("minProperties", "maxProperties"):
+            if self.some(0.1):
+                schema[name] = int(self.rng.integers(3))
+        return schema
+
+    def _ref(self, depth) -> dict:
+        return {"$ref": self.one_of(("#", "#/$defs/a", "#/$defs/b"))}
+
+    def _any(self, depth) -> dict:
+        return {self.one_of(("anyOf", "oneOf")): [self.schema(depth) for _ in range(2)]}
+
+    def _all(self, depth) -> dict:
+        return {"allOf": [self.schema(depth) for _ in range(2)]}
+
+    def _several(self, depth) -> dict:
+        return self.schema(depth) | self.schema(depth)
+
+
+def test_random_schemas_are_refused_or_every_text_goes_on_to_a_valid_end(grammars, embedded_pair):
+    """RANDOM_SCHEMAS says how many."""
+    counts = Counter()
+    for seed in range(int(os.environ.get("RANDOM_SCHEMAS", "60"))):
+        schema = RandomSchemas(np.random.default_rng(seed)).document()
+        try:
+            start = grammars._compiled(json.dumps(schema), None)
+        except BadInput as error:
+            counts["refused"] += 1
+            assert str(error).startswith("json_schema "), error
+            continue
+        for number in range(4):
+            text = walk(embedded_pair, start, np.random.default_rng(number), 60)
+            counts["not ended" if text is None else "valid"] += 1
+            assert text is None or is_valid(text, schema), (seed, schema, text)
+    print(dict(counts))
+    assert counts["valid"] > 4 * counts["not ended"] > 0 < counts["refused"]
 
 
 def test_a_known_schema_waits_for_none_and_short_ones_come_first(grammars, monkeypatch):
@@ -112,6 +251,11 @@ def test_forced_text_has_one_tokenization_the_tokenizers_own(grammars, embedded_
 
 
 ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+CLOSED = {"additionalProperties": False}
+ONLY_A = {"type": "object", "properties": {"a": {"type": "null"}}}
+TREE = {"type": "object", "properties": {"t": {"$ref": "#/$defs/tree"}}, "required": ["t"]}
+TREES = {"type": "object", "additionalProperties": False, "$defs": {"tree": {**TREE, **CLOSED}}}
+SCORE = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
 REFUSED = [
     ("{", "json_schema is not JSON"),
     ("[" * 100_000, "64,000"),
@@ -124,8 +268,14 @@ REFUSED = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf constraints are not supported.$"),
     ({"$ref": "#/nowhere"}, "/nowhere"),
     ({"$ref": "https://example.com/x.json"}, "https://example.com/x.json"),
-    ({"$ref": "#"}, "refers to itself"),
-    ({**ENDLESS, "additionalProperties": False}, "Too many items"),
+    ({"$ref": "#"}, "contains itself without end"),
+    ({**ENDLESS, "additionalProperties": False}, "contains itself without end"),
+    ({**ENDLESS, "required": ["name", "x"]}, "contains itself without end"),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "contains itself without end"),
+    ({"type": "object", "minProperties": 2}, "minProperties 2.*repeated"),
+    ({"type": "array", "minItems": 30_000}, "minItems 30,000; at most 1,000"),
+    ({"properties": {"a": {"const": "x" * 20_000}}}, "20,002 characters; at most 5,000"),
+    ({"pattern": "^(ab){10000}$"}, "count 10,000 in a pattern"),
     ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
 ]
@@ -196,6 +346,33 @@ def test_a_text_may_hold_any_number_of_digits(grammars, embedded_pair):
 )
 def test_annotations_and_unique_items_restrict_nothing(grammars, schema):
     assert grammars.compiled(json.dumps(schema))().mask().any()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "allowed"),
+    [
+        ({**SCORE, **CLOSED, "patternProperties": {"^score$": {}}}, '{"score": 85,', False),
+        (
+            {**SCORE, **CLOSED, "patternProperties": {"^(score|a)$": {}}},
+            '{"score": 8, "a": 1}',
+            True,
+        ),
+        (
+            {"allOf": [SCORE, {**CLOSED, "patternProperties": {"^score$": {}}}]},
+            '{"score": 5,',
+            False,
+        ),
+        ({**ONLY_A, "patternProperties": {"^([^a]|a[^b]|ab|$)": False}}, '{"a": null,', False),
+        ({**ONLY_A, "patternProperties": {"^([^a]|a.)": False}}, '{"a": null, "": 1}', True),
+        ({**SCORE, "additionalProperties": {"type": "null"}}, '{"score": 1, "\\u', False),
+        ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"a"', False),
+        ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"b": 1}', True),
+    ],
+)
+def test_nothing_is_allowed_that_has_no_valid_end(grammars, embedded_pair, schema, text, allowed):
+    constraint = grammars.compiled(json.dumps(schema))()
+    ids = embedded_pair.tokenizer.encode(text)
+    assert allowed == all(constraint.mask()[id] and not constraint.advance(id) for id in ids)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])

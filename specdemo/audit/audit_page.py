@@ -7,7 +7,8 @@ from typing import Any
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow
 from specdemo.audit.engines import OWN_PROPERTIES
 from specdemo.audit.properties import PROPERTIES
-from specdemo.audit.report_page import PAPER_COLOUR, PINK, SPECULATIVE, Figure, label, render
+from specdemo.audit.report_page import PAPER_COLOUR, PINK, Figure, label, render
+from specdemo.runs.trace import SPECULATIVE
 
 PUBLIC_REPORTS: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {
     ("openvino-genai", "sampling"): ("openvinotoolkit/openvino.genai", (4190,)),

@@ -18,10 +18,7 @@ from specdemo.runs.settings import Settings
 PACKAGES = "openvino tokenizers numpy".split()
 IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
 
-SPECULATIVE, AUTOREGRESSIVE, PAPER_COLOUR = "#0072B2", "#64748b", "#9a6700"
-"""Colours of the whole project; blue and slate differ in brightness too."""
-
-GREEN, PINK, GREY = "#009E73", "#CC79A7", "#888"
+PAPER_COLOUR, GREEN, PINK, GREY = "#9a6700", "#009E73", "#CC79A7", "#888"
 
 Figure = Any
 """A figure of Plotly, which has no types."""

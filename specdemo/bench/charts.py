@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.audit.report_page import (
-    AUTOREGRESSIVE,
     GREEN,
     GREY,
     PAPER_COLOUR,
     PINK,
-    SPECULATIVE,
     Figure,
     label,
     render,
@@ -24,8 +22,8 @@ from specdemo.bench.report import (
     tables,
     token_milliseconds,
 )
+from specdemo.runs.trace import AUTOREGRESSIVE, COLOURS, SPECULATIVE
 
-COLOURS = {"speculative": SPECULATIVE, "autoregressive": AUTOREGRESSIVE}
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"
 PAPER_MARK = "the paper's dolly-v2-12b, on its machine"

@@ -19,8 +19,9 @@ from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.server import metrics
 from specdemo.server.page import model_menu
 from specdemo.server.page.routes import PageGuard
-from specdemo.server.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
+from specdemo.server.request_guard import PRIVATE_NETWORKS
 from specdemo.server.server_options import Port, ServerOptions, key_from_environment
+from specdemo.server.web_server import Server, bound_socket, url_of
 
 ON_SPACE = "SPACE_ID" in os.environ
 

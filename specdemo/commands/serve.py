@@ -15,8 +15,8 @@ from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
-from specdemo.server.request_guard import Server, bound_socket, url_of
 from specdemo.server.server_options import ServeOptions, key_from_environment
+from specdemo.server.web_server import Server, bound_socket, url_of
 
 
 @click.command()

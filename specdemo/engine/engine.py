@@ -26,7 +26,7 @@ from .drafts.draft_sources import (
     ModelSource,
     TranslatedSource,
 )
-from .faults import BadInput, Busy
+from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
@@ -113,10 +113,10 @@ class Engine:
 
     def target(self, name: str) -> Target:
         """The target model with "exact" or "fast" numerics, compiled at the first call. Raises
-        ModelError, BadInput if a second one would not fit into memory, Busy when closed."""
+        ModelError, BadInput if a second one would not fit into memory, Closed."""
         with self._lock:
             if not self._targets:
-                raise Busy("The models have been closed.")
+                raise Closed
             if name not in self._targets:
                 needed, free = weights_size(self._files.target), self._available_bytes()
                 if needed > free:  # the system would kill this process
@@ -162,7 +162,8 @@ class Engine:
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
         """Hand a request to the scheduler, with `first` before all that wait. The events of its
-        Handle are Rounds. Raises Busy, or BadInput if the KV cache could never hold the request."""
+        Handle are Rounds. Raises Busy, Closed, or
+        BadInput if the KV cache could never hold the request."""
         prompt = len(request.tokens)
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         models: dict[str, Runner] = {"target": target.model}

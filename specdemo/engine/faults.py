@@ -38,3 +38,12 @@ class Busy(SpecdemoError, RuntimeError):
 
 class RequestFailed(SpecdemoError, RuntimeError):
     """An accepted request that could not be finished."""
+
+
+class Closed(RequestFailed):
+    """The models have been closed; trying again does not help."""
+
+    http_status = 503
+
+    def __init__(self) -> None:
+        super().__init__("The models have been closed; load them again to ask.")

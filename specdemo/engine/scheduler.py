@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from .faults import Busy, RequestFailed
+from .faults import Busy, Closed, RequestFailed
 from .messages import Forward, Reply, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
@@ -151,11 +151,11 @@ class Scheduler:
 
     def submit(self, request: Handle, *, first: bool = False) -> Handle:
         """Queue a request, with `first` before all that wait. Raises Busy when the queue is full
-        (not with `first`) or the scheduler is closed."""
+        (not with `first`), and Closed."""
         request.waiting = self.waiting
         with self._wake:
             if self._closed:
-                raise Busy("The models have been closed.")
+                raise Closed
             waiting = len(self._queue)
             if not first and waiting + len(self._active) >= self.most_active + self.queued:
                 raise Busy(f"{waiting} requests are waiting already; try again in a moment.")

@@ -21,7 +21,7 @@ from specdemo.text.chat import read_messages
 from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message
 from specdemo.text.tokenizer import TextStream, Tokenizer
-from specdemo.text.tools import Tools
+from specdemo.text.tools import CallReader, FunctionCall, Tools
 
 if TYPE_CHECKING:
     from specdemo.engine.request import Request
@@ -75,6 +75,7 @@ class AnswerRun:
         self.rounds: list[Round] = []
         self.joules: float | None = None
         self._tokenizer = tokenizer
+        self._tools = question.tools
         spelled = question.tools.markers(tokenizer) if question.tools else {}
         before = request.tokens if question.continues else ()
         self._stream = TextStream(tokenizer, before=before, spelled=spelled)
@@ -134,6 +135,13 @@ class AnswerRun:
         return "cancelled" if self.handle.stopped else reason
 
     @property
+    def calls(self) -> tuple[FunctionCall, ...]:
+        """Of tools, with ids of nine characters, as templates of Mistral want them."""
+        text = "".join(round_.text for round_ in self.rounds)
+        _, calls = CallReader(self._tools).read(text, last=True)
+        return tuple(call._replace(id=f"call{place:05}") for place, call in enumerate(calls))
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token.id for round_ in self.rounds for token in round_.tokens)
 
@@ -170,6 +178,13 @@ def trace_of(events: Iterable[Event]) -> Trace:
     return trace
 
 
+def as_lists(prompt: Any) -> Any:
+    """A prompt or several, with lists in place of arrays."""
+    if isinstance(prompt, list | tuple) and not isinstance(prompt, Message):
+        return [as_lists(item) if hasattr(item, "tolist") else item for item in prompt]
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+
+
 def is_batch(prompt: object) -> bool:
     """Whether `prompt` is a list of prompts: of texts or of lists."""
     if not isinstance(prompt, list | tuple):
@@ -177,16 +192,14 @@ def is_batch(prompt: object) -> bool:
     return len(prompt) > 0 and all(isinstance(item, str | list | tuple) for item in prompt)
 
 
-def read_prompt(prompt: object, name: str = "The prompt") -> Prompt:
+def read_prompt(prompt: object, name: str = "The prompt", continues: bool = False) -> Prompt:
     """A text, a list of messages (of Message or OpenAI's dicts), or a list of token ids. Raises
     BadInput for anything else."""
     if isinstance(prompt, str):
         return prompt
-    if hasattr(prompt, "tolist"):  # an array of token ids
-        prompt = prompt.tolist()
     if isinstance(prompt, list | tuple) and prompt:
         if all(isinstance(item, Message | Mapping) for item in prompt):
-            return read_messages(prompt)
+            return read_messages(prompt, continues=continues)
         if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
             return tuple(map(int, prompt))
     choices = "a text, a list of messages (dicts with role and content) or a list of token ids"

@@ -17,7 +17,7 @@ from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity
-from specdemo.errors import BadInput, Busy, ModelError
+from specdemo.errors import BadInput, Closed, ModelError
 from specdemo.host import hardware, measured
 from specdemo.host.terminal import Meter, Progress, Report, watched
 from specdemo.pairs import loading
@@ -120,8 +120,8 @@ class Session(AbstractContextManager["Session"]):
         Trace, with `repeat` again after each further race. A Waiting comes every second while the
         request waits, and every 0.2 s while models are compiled first. A run stopped during the
         answer has no baseline; in one stopped later `identical` is None. Raises BadInput for
-        unusable input, before anything runs, and Busy when too many requests wait. Closing the
-        iterator ends it."""
+        unusable input, before anything runs, Busy when too many requests wait, and Closed.
+        Closing the iterator ends it."""
         request = self._request(question, timed=question.baseline, logprobs=question.logprobs)
         return self._events(question, request)
 
@@ -153,6 +153,7 @@ class Session(AbstractContextManager["Session"]):
             share=run.share,
             shared_with=run.handle.most_others,
             compiling=run.compiling,
+            calls=run.calls,
         )
         if not question.baseline or run.finish_reason == "cancelled":
             yield trace
@@ -173,7 +174,7 @@ class Session(AbstractContextManager["Session"]):
                 return None
             try:
                 run = again(autoregressive, deepcopy(rates))
-            except Busy:  # the models were closed
+            except Closed:
                 return None
             run.result()
             return run

@@ -12,6 +12,7 @@ from specdemo.options import CONFIG, Real, Whole, option
 
 MAX_NEW_TOKENS = 4096
 MAX_BIASES = 300
+MAX_ANSWERS = 32  # of a request
 MAX_LOGPROBS = 20  # likeliest tokens that a request may ask for
 Drafter = Literal["auto", "model", "lookup", "none"]
 Coupling = Literal["shared", "maximal"]

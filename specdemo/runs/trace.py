@@ -5,21 +5,22 @@ import dataclasses
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
+from specdemo.engine.messages import DraftToken, EmittedToken, Logprobs, Round, Source
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.stops import StopStrings
+from specdemo.text.tools import FunctionCall
 
 LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
 LONGEST_DRAFT = 64
@@ -39,6 +40,10 @@ STYLES = {
     "bonus": "background: #0069a833; text-decoration: double underline",
 }
 """CSS of a token in a notebook, by kind; others have none."""
+
+SPECULATIVE, AUTOREGRESSIVE = "#0072B2", "#64748b"
+COLOURS = {"speculative": SPECULATIVE, "autoregressive": AUTOREGRESSIVE}
+"""Of the whole project; blue and slate differ in brightness too."""
 
 SOURCES: dict[Source, str] = {
     "model": "draft model",
@@ -165,7 +170,7 @@ class Trace:
     loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
     takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
     decoded independently, are equal. Of several races the fields are those of the one on show
-    (`race.on_show`), and the others are its `repeats`."""
+    (`race.on_show`), and the others are its `repeats`. `calls` are those of tools in the text."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -191,6 +196,7 @@ class Trace:
     watched: bool = True
     repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
     joules: Joules | None = None
+    calls: Annotated[tuple[FunctionCall, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
     schema: Literal[1] = 1
 
     @property
@@ -289,6 +295,36 @@ class Trace:
             figures.append(verdict.sentence)
         text = f'<div style="white-space: pre-wrap">{tokens}</div>'
         return f"{text}<small>{', '.join(figures)}</small>"
+
+    def figure(self) -> Any:
+        """The wall-clock chart of the page as a figure of Plotly: tokens against seconds since the
+        first token, of both runs, and of other races that count as thin lines."""
+        import plotly.graph_objects as graphs
+
+        titles = {"xaxis_title": "seconds since the first token", "yaxis_title": "tokens"}
+        figure = graphs.Figure(layout={"template": "none", "height": 320, **titles})
+
+        def add(name: str, times: Sequence[float], tokens: Iterable[int], thin: bool) -> None:
+            line = {"color": COLOURS[name], "width": 1 if thin else 3, "shape": "hv"}
+            x, y = [time - times[0] for time in times], [*tokens]
+            figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, showlegend=not thin)
+
+        for race in self.repeats:
+            if not race.why:
+                times = race.baseline_times
+                add("autoregressive", times, range(1, len(times) + 1), True)
+                add("speculative", race.times, race.tokens, True)
+        if self.baseline:
+            shown = [token.shown_at for token in self.baseline.tokens]
+            add("autoregressive", shown, range(1, len(shown) + 1), False)
+        counts = accumulate(len(round_.tokens) for round_ in self.rounds)
+        add("speculative", [round_.shown_at for round_ in self.rounds], counts, False)
+        return figure
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        """Of each token, where they were asked for."""
+        return [logprobs for round_ in self.rounds for logprobs in round_.logprobs]
 
     @property
     def decoding_rounds(self) -> list[Round]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,12 +47,12 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """The bytes of a token, its log-probability and the likeliest tokens with theirs, which a
-    prompt's first token has not. Its text begins at the character `offset` of the whole text."""
+    """The bytes of a token and of the likeliest ones after it, and the log-probability of each,
+    which a prompt's first token has not. Its text begins at the character `offset` of the whole
+    text. An answer may have 131,072 of these: with 20 of the likeliest, half a kilobyte each."""
 
-    content: bytes
-    logprob: float | None = None
-    likeliest: tuple[tuple[bytes, float], ...] = ()
+    contents: tuple[bytes, ...]
+    logprobs: array[float] = field(default_factory=lambda: array("d"))
     offset: int = 0
 
 
@@ -162,6 +163,7 @@ class Answers:
     def __init__(self, backend: LocalBackend, session: Session, request: CommonRequest):
         self._backend, self._session, self._request = backend, session, request
         self._loaded, self._tokenizer = session.loaded, session.loaded.tokenizer
+        self._bytes_of = cache(self._tokenizer.token_bytes)
         self._lock = threading.Lock()
         self._questions: list[Question] = []
         self._read = [threading.Event() for _ in request.prompts]
@@ -219,6 +221,8 @@ class Answers:
                             scored_token = self._scored(token.id, logprobs, echoed + spelled)
                             unsent.append((spelled, scored_token))
                         spelled += len(token.text)
+                    if not self._request.extension.trace:
+                        event.logprobs = ()  # in `scored` they are smaller
                 sent += len(text)
                 while unsent and (unsent[0][0] < sent or spelled == sent):
                     scored.append(unsent.popleft()[1])
@@ -243,12 +247,12 @@ class Answers:
         offsets = [max(offset - surplus, 0) for offset in offsets]
         run = self._session.submit(question, PromptLogprobs, logprobs=request.likeliest)
         scored = map(self._scored, prompt[1:], run.result() or (), offsets[1:])
-        return title, [ScoredToken(self._tokenizer.token_bytes(prompt[0])), *scored]
+        return title, [ScoredToken((self._bytes_of(prompt[0]),)), *scored]
 
     def _scored(self, token: int, logprobs: Logprobs, offset: int) -> ScoredToken:
-        bytes_of = self._tokenizer.token_bytes
-        likeliest = tuple((bytes_of(id), logprob) for id, logprob in logprobs.top)
-        return ScoredToken(bytes_of(token), logprobs.token, likeliest, offset)
+        contents = tuple(map(self._bytes_of, (token, *(id for id, _ in logprobs.top))))
+        numbers = array("d", (logprobs.token, *(logprob for _, logprob in logprobs.top)))
+        return ScoredToken(contents, numbers, offset)
 
     def _question(self, number: int) -> Question:
         with self._lock:
@@ -281,17 +285,13 @@ class Answers:
             return [self._text_question(prompt, settings) for prompt in request.prompts]
 
     def _chat_question(self, request: ChatRequest, settings: Settings) -> Question:
-        callable_tools, definitions = request.callable_tools, []
-        if callable_tools:
-            if (form := self._loaded.template.call_form) is None:
-                message = "This model's chat template has no tool calls that this server reads"
-                raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
-            callable_tools = replace(callable_tools, form=form)
-            definitions = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        ids = self._loaded.template.render_chat(
+        template, tools = self._loaded.template, request.callable_tools
+        tools = tools and template.written(tools)
+        listed = (request.tools or ()) if tools else ()
+        ids = template.render_chat(
             request.turns,
             self._tokenizer,
-            definitions,
+            [tool.model_dump(exclude_none=True) for tool in listed],
             continue_final_message=bool(request.continue_final_message),
             chat_template_kwargs=request.chat_template_kwargs,
         )
@@ -300,7 +300,7 @@ class Answers:
             settings,
             request.turns[-1].content,
             baseline=request.extension.baseline,
-            tools=callable_tools,
+            tools=tools,
             logprobs=request.likeliest,
             prediction=tuple(self._tokenizer.encode(request.predicted, special=False)),
             continues=bool(request.continue_final_message),

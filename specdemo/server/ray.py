@@ -35,9 +35,9 @@ from specdemo.runs.trace import Trace
 from specdemo.server.backend import LocalBackend, NotReady, Piece
 from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
-from specdemo.server.request_guard import bound_socket, url_of
 from specdemo.server.schema import CommonRequest
 from specdemo.server.server_options import ServeOptions, key_from_environment
+from specdemo.server.web_server import bound_socket, url_of
 
 NAME, ENGINE = "specdemo", "Engine"
 

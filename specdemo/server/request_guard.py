@@ -1,5 +1,5 @@
 """The checks in front of both servers, the page's and the API's: which hosts and origins may ask,
-how large and slow a request may be; and how a server shuts down."""
+how large and slow a request may be."""
 
 import asyncio
 import hmac
@@ -7,16 +7,11 @@ import ipaddress
 import os
 import re
 import socket
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from functools import partial
-from types import FrameType
 from typing import Any
 
-import h11
-import uvicorn
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -26,7 +21,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.options import wrong_parameter
@@ -34,10 +28,11 @@ from specdemo.options import wrong_parameter
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
 
+MAX_PIECE = 65_536  # bytes of a response that wait for a slow reader
+
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 
 CONNECTIONS = 1000
-HEAD_SECONDS = 20.0  # that a connection may be silent before its request
 BODY_SECONDS = 60.0  # that a body may take
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
 """The networks of a Space's proxies. In X-Forwarded-For the visitor's address is before theirs."""
@@ -145,8 +140,9 @@ class RequestGuard:
             self._of_network -= Counter([network])  # forgets a network without requests
 
     def _protected(self, send: Send) -> Send:
-        """`send` with headers: browsers keep to the type of a file, and show the page in frames of
-        its own site, of allowed origins, and of the Hub if it is a Space."""
+        """`send` in pieces, of which one waits for its reader, and with headers: browsers keep to
+        the type of a file, and show the page in frames of its own site, of allowed origins, and of
+        the Hub if it is a Space."""
         frames = " ".join(["'self'", *self.allow_origins])
         headers = [(b"x-content-type-options", b"nosniff")]
         if not self._space:
@@ -156,6 +152,9 @@ class RequestGuard:
         async def protected(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *headers]
+            while len(body := message.get("body", b"")) > MAX_PIECE:
+                await send({**message, "body": body[:MAX_PIECE], "more_body": True})
+                message["body"] = body[MAX_PIECE:]
             await send(message)
 
         return protected
@@ -261,82 +260,3 @@ def has_key(request: HTTPConnection, key: str | None) -> bool:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     same = hmac.compare_digest(token.strip().encode(), (key or "").encode())
     return key is None or same and scheme.lower() == "bearer"
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection if the head of its next request does not come in time."""
-
-    def connection_made(  # type: ignore[override]  # uvicorn's own parameter
-        self, transport: asyncio.Transport
-    ) -> None:
-        super().connection_made(transport)
-        self._look(...)
-
-    def _look(self, request: object) -> None:
-        """Close if no request has come since the last call, when `request` was the latest."""
-        if self.conn.their_state is h11.IDLE and self.cycle is request:
-            self.transport.close()
-        if not self.transport.is_closing():
-            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
-
-
-class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM. Then running responses may finish within `drain_seconds`, or
-    until a second signal; new requests get 503. `finish` ends the responses that would never end.
-    X-Forwarded-For counts only from `trusted_proxies` (with commas between)."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        guard: RequestGuard,
-        drain_seconds: float,
-        *,
-        trusted_proxies: str = "",
-        finish: Callable[[], None] = lambda: None,
-    ):
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=PatientProtocol,
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                proxy_headers=bool(trusted_proxies),
-                forwarded_allow_ips=trusted_proxies,
-                limit_concurrency=CONNECTIONS,  # further ones get 503
-                timeout_graceful_shutdown=3,  # seconds, for responses that `finish` ends
-            )
-        )
-        self._guard, self._drain_seconds, self._finish = guard, drain_seconds, finish
-        self._until = 0.0
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._until = 0.0
-        if self._guard.open and not self.should_exit:
-            self._until = time.monotonic() + self._drain_seconds
-            words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
-            print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
-        self._guard.closing = self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        while self._guard.open and time.monotonic() < self._until:
-            await asyncio.sleep(0.1)
-        await asyncio.to_thread(self._finish)
-        await super().shutdown(sockets)
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address. Raises BadInput if the address cannot be used."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    try:
-        bound = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=both)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}.") from error
-    # asyncio sends small writes at once only if the socket names its protocol; else 40 ms later.
-    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -15,12 +15,14 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole
-from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
+from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.chat import (
     ChatMessage,
     Content,
-    FunctionName,
     Strict,
+    ToolChoice,
+    ToolList,
+    callable_tools,
     require_question,
     text_of,
 )
@@ -34,7 +36,6 @@ SAMPLING = (
 ).split()
 """The fields of Settings that are parameters of the API too."""
 
-MAX_ANSWERS = 32  # of a request
 Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
 AnswerCount = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
 Likeliest = Annotated[
@@ -160,18 +161,6 @@ class Prediction(Strict):
     content: Content
 
 
-class Function(Strict):
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
-
-
 class NamedSchema(Strict):
     name: str
     description: str | None = None
@@ -188,8 +177,8 @@ class ChatRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
     max_completion_tokens: Limit | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Likeliest = None
@@ -229,16 +218,7 @@ class ChatRequest(CommonRequest):
     @cached_property
     def callable_tools(self) -> Tools | None:
         """The tools that the answer may call. Raises BadInput."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
-        several = self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, Tool):
-            name, several = self.tool_choice.function.name, False
-            functions = [function for function in functions if function["name"] == name]
-        if not functions:
-            raise BadInput("tool_choice names none of the tools.", "tool_choice")
-        return Tools(json.dumps(functions), self.tool_choice not in (None, "auto"), several)
+        return callable_tools(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     @property
     def characters(self) -> int:

@@ -18,7 +18,7 @@ from pydantic import (
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.text.templates import Message
-from specdemo.text.tools import FunctionCall
+from specdemo.text.tools import FunctionCall, Tools
 
 
 class Strict(BaseModel):
@@ -80,6 +80,36 @@ class ChatMessage(Strict, extra="ignore"):
         name = self.name if role == "tool" else ""  # others' names would change their text
         text = text_of(self.content)
         return Message(role, text, tuple(calls), self.tool_call_id or "", name or "")
+
+
+class Function(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+ToolList = Annotated[list[Tool], Field(max_length=128)]
+ToolChoice = Literal["none", "auto", "required"] | Tool
+
+
+def callable_tools(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, several: bool = True
+) -> Tools | None:
+    """Those of `tools` that an answer may call by `choice`. Raises BadInput if it names none."""
+    if not tools or choice == "none":
+        return None
+    named = choice.function.name if isinstance(choice, Tool) else ""
+    functions = [tool.function for tool in tools if named in ("", tool.function.name)]
+    if not functions:
+        raise BadInput("tool_choice names none of the tools.", "tool_choice")
+    texts = json.dumps([function.model_dump(exclude_none=True) for function in functions])
+    return Tools(texts, choice not in (None, "auto"), several and not named)
 
 
 def read_messages(

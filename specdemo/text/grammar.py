@@ -3,11 +3,9 @@ first grammar is made. Forced text has the tokenizer's own tokens, with and with
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from functools import partial
-from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,10 @@ from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.turns import ShortestFirst
 from specdemo.options import shown
+from specdemo.text.schemas import json_grammar, require_size, styled
 from specdemo.text.tokenizer import MARKER, Tokenizer
 from specdemo.text.tools import CallForm, Tools
 
-MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of the properties
-MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are made
 CHECKED_TOKENS = 64  # forced tokens at the beginning that are checked before a schema is accepted
 KEPT_GRAMMARS = 8
 MAX_STATES = 20_000  # of a lexer, 1 to 2 kB each
@@ -28,24 +25,6 @@ REST = 3.0
 """Pause after compiling, relative to its time. Without it a stream of schemas of 60,000 characters
 slowed the rounds of others by 18 %, although its priority is the lowest."""
 
-JSON_STYLE = {
-    "whitespace_flexible": False,  # fixed space is forced; in free space small models can loop
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
-}
-FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
-"""The formats that llguidance follows. Others are annotations, as the standard says."""
-
-TIMES = "date-time", "time", "duration"
-SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
-"""The pattern of TIMES, whose seconds could have any number of digits."""
-
-SCHEMAS_BY_NAME = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
-DATA = "enum", "const", "default", "examples"  # keywords whose values are no schemas
-VALUES = "const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
-EXACT = 2**53  # llguidance computes with doubles, which hold all integers up to this one
 MAX_DIGITS, MAX_EXPONENT = 20, 2  # 17 digits tell any double, after a zero and a point
 
 Start = Callable[[], Constraint]
@@ -73,6 +52,7 @@ class Grammars:
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
+        self._encode = partial(tokenizer.encode, special=False)
         self._added = tokenizer.added
         self._special = tokenizer.special_ids
         self._numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self._stops)
@@ -105,13 +85,9 @@ class Grammars:
         return start
 
     def _compiled(self, schema: str, tools: Tools | None, place: str = "tools") -> Start:
-        lark = self._calls(tools, schema) if tools else f"start: {_json(schema, 'json_schema')}"
         place = place if tools else "json_schema"
-        library = self._library
-        text = library.LLMatcher.grammar_from_lark("%llguidance {}\n" + lark)
-        limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
-        matcher = library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
-        _require(matcher, place)
+        lark = self._calls(tools, schema) if tools else f"start: {self._json(schema, place)}"
+        matcher = self._matcher(lark, place)
         start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, place)
         constraint = start()
         for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
@@ -122,10 +98,24 @@ class Grammars:
             constraint.advance(token)
         return start
 
+    def _matcher(self, lark: str, place: str) -> Any:
+        text = self._library.LLMatcher.grammar_from_lark("%llguidance {}\n" + lark)
+        limits = self._library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        matcher = self._library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
+        _require(matcher, place)
+        return matcher
+
+    def _json(self, schema: str, place: str) -> str:
+        def allows(rules: dict[str, Any], texts: list[str]) -> list[bool]:
+            matcher = self._matcher(f"start: {styled(rules)}", place)
+            return [_can_follow(matcher, self._encode(text)) for text in texts]
+
+        return json_grammar(schema, place, allows)
+
     def _calls(self, tools: Tools, schema: str) -> str:
         """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text
         with "". Raises BadInput."""
-        _require_size(tools.functions, "tools")
+        require_size(tools.functions, "tools")
         form, head, tail = tools.form, *map(self._literal, (tools.form.head, tools.form.tail))
         also_json = form.first and schema and not tools.required
         if also_json:  # a call may begin like the JSON, so both are made of the same parts
@@ -136,7 +126,7 @@ class Grammars:
             opening = "" if also_json else self._literal(name + form.middle)
             if also_json:
                 parameters = _call_schema(name, parameters)
-            functions.append(f"{opening} {_json(json.dumps(parameters), f'tools: {name}')}")
+            functions.append(f"{opening} {self._json(json.dumps(parameters), f'tools: {name}')}")
         several = tools.several and form.separator is not None
         more = f"({self._literal(f'{form.separator}{form.head}')} call)*" if several else ""
         begin, end = "", ""
@@ -149,7 +139,7 @@ class Grammars:
         if tools.required:
             start = "calls"
         elif schema:
-            start = f"calls | {_json(schema, 'json_schema')}"
+            start = f"calls | {self._json(schema, 'json_schema')}"
         elif form.first:
             start = "calls | OTHER?"  # which may not begin like a call
             rules.append(r'OTHER: TEXT & ~/\s*\{\s*"name"\s*:(.|\n)*/')
@@ -250,6 +240,14 @@ class _GrammarConstraint:
         del self._tokens[len(self._tokens) - (count - after_end) :]
 
 
+def _can_follow(matcher: Any, tokens: list[int]) -> bool:
+    """Whether `matcher` reads all `tokens` and allows another one after them, or the end."""
+    matcher = matcher.deep_copy()
+    if matcher.try_consume_tokens(tokens) < len(tokens):
+        return False
+    return matcher.is_stopped() or any(matcher.compute_bitmask()) and not matcher.is_error()
+
+
 def _require(matcher: Any, place: str) -> None:
     """Raise BadInput, which names `place`, if `matcher` has an error."""
     if not matcher.is_error():
@@ -258,7 +256,7 @@ def _require(matcher: Any, place: str) -> None:
     # Without the parts of a grammar, which is not the user's.
     internal = r"^at .*?: failed to compile JSON schema: |\s+\d+ \| .*| Enable 'coerce_one_of'.*"
     error = re.sub(internal, "", error, flags=re.S)
-    error = error.replace("NoExtensionBias", "it refers to itself without end")
+    error = error.replace("NoExtensionBias", "nothing can follow what it allows")
     reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
     message = f"{place} cannot be used: {reason[:200].rstrip('.')}."
     raise BadInput(message, place.partition(":")[0])
@@ -283,68 +281,3 @@ def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         "required": ["name", "parameters"],
         "additionalProperties": False,
     } | {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-
-
-def _json(schema: str, place: str) -> str:
-    """The grammar of JSON that follows a schema. Raises BadInput, which names `place`."""
-    param = place.partition(":")[0]
-    _require_size(schema, param)
-    try:
-        document = json.loads(schema)
-        schemas = list(_subschemas(document))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{place} is not JSON: {error}.", param) from None
-    if not isinstance(document, dict):
-        raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
-    for part in schemas:
-        part.pop("uniqueItems", None)
-        if part.get("format") not in FORMATS:
-            part.pop("format", None)  # an annotation
-        elif part["format"] in TIMES:
-            part["allOf"] = [*part.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
-    for number in _numbers([[part.get(name) for name in VALUES] for part in schemas]):
-        if abs(number) > EXACT:
-            message = f"{place} has the number {number}, and digits of numbers beyond {EXACT:,}"
-            raise BadInput(f"{message} could change; make it a string.", param)
-    values = [part["multipleOf"] for part in schemas if "multipleOf" in part]
-    numbers = (value for value in values if type(value) in (int, float) and isfinite(value))
-    divisors = set(map(_digits, numbers))
-    if prod(divisors) > MAX_MULTIPLE:
-        message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
-        raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
-    return f"%json {json.dumps(document | {'x-guidance': JSON_STYLE})}"
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in JSON data."""
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-    elif type(value) in (int, float):
-        yield value
-
-
-def _require_size(text: str, param: str) -> None:
-    if len(text) > MAX_SCHEMA:
-        message = f"{param} has {len(text):,} characters; at most {MAX_SCHEMA:,} are compiled."
-        raise BadInput(message, param)
-
-
-def _digits(number: float) -> int:
-    """The significant digits of a number, 125 of 1.25."""
-    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
-
-
-def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(schema, dict):
-        yield schema
-        for name, value in list(schema.items()):
-            if name in SCHEMAS_BY_NAME and isinstance(value, dict):
-                yield from _subschemas([*value.values()])
-            elif name not in DATA:
-                yield from _subschemas(value)
-    elif isinstance(schema, list):
-        for item in schema:
-            yield from _subschemas(item)

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from specdemo.convert.ir import TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid
-from specdemo.text.tools import CallForm, FunctionCall, call_form
+from specdemo.text.tools import FunctionCall, Tools, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
 _ESCAPED_MARK = repr(MARK).strip("'")
@@ -65,10 +65,12 @@ class Template:
     tokens: dict[str, str] = field(default_factory=dict)
     thinking: bool = False
 
-    @property
-    def call_form(self) -> CallForm | None:
-        """How the model writes calls of tools; None if that is not known."""
-        return call_form(self.tools_jinja or self.jinja)
+    def written(self, tools: Tools) -> Tools:
+        """`tools` with calls in this model's form. Raises BadInput if that is not known."""
+        if (form := call_form(self.tools_jinja or self.jinja)) is None:
+            why = "This model's chat template has no form of tool calls that is known here"
+            raise BadInput(f"{why}; leave out tools.", "tools", "unsupported_parameter")
+        return replace(tools, form=form)
 
     def turn_markers(self) -> tuple[set[str], str]:
         """The texts in the form of special tokens with which turns begin and end, and the one that

@@ -14,8 +14,8 @@ import openai
 
 from specdemo.bench.prompts import read_prompts
 from specdemo.server import ray
-from specdemo.server.request_guard import bound_socket
 from specdemo.server.server_options import ServeOptions
+from specdemo.server.web_server import bound_socket
 
 VISITORS, PATIENCE = 6, 150.0
 DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s": 5.0}

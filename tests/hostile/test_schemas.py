@@ -18,7 +18,7 @@ from toy_session import ToySession
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.server.page import routes
 from specdemo.server.page.service import Service, VisitorLimits
-from specdemo.server.request_guard import Server
+from specdemo.server.web_server import Server
 
 SECONDS = os.environ.get("HOSTILE_SECONDS", "30")
 EMBEDDED = ModelChoice("embedded")
