@@ -138,6 +138,7 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
     assert prefix > 2 and chunks == (3 if reused == "chunks" else 0)
     counts = {"all": second.prompt_tokens, "template": prefix}
     assert first.prompt_reused == 0
+    assert second.prefill_seconds <= second.time_to_first_token  # its own, not that of the first
     assert second.prompt_reused == counts.get(reused, prefix + chunks * PREFILL_CHUNK)
     forget_prompts(chat)
     fresh = answered(chat, instruction, settings)

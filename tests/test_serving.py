@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from itertools import product
 from operator import getitem
+from pathlib import Path
 from unittest.mock import Mock
 
 import httpx
@@ -26,9 +27,9 @@ from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
-from specdemo.server import json_pieces, openai_api
+from specdemo.server import json_pieces, openai_api, schema
 from specdemo.server.backend import LocalBackend
-from specdemo.server.schema import ChatRequest, CompletionRequest
+from specdemo.server.schema import DEFAULTS, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tokenizer import Tokenizer
 
@@ -463,6 +464,19 @@ def test_the_assistants_last_message_is_continued_where_asked_for(client, toy):
     assert prompt.endswith("<|im_start|>assistant\nOne two")
 
 
+def test_harmless_parameters_are_accepted_and_named_in_the_reference(client, complete, toy):
+    reference = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text("utf-8")
+    harmless = {**dict.fromkeys(schema.IGNORED, "x"), **DEFAULTS}
+    assert [name for name in (*harmless, *schema.UNSUPPORTED) if f"`{name}`" not in reference] == []
+    chosen = {name: value for name, value in harmless.items() if name != "parallel_tool_calls"}
+    chat(client, max_tokens=1, extra_body=chosen)
+    del chosen["add_special_tokens"]
+    complete(prompt="One", max_tokens=1, extra_body=chosen)
+    for name in DEFAULTS:
+        with pytest.raises(openai.BadRequestError, match=f"{name} is supported with"):
+            chat(client, extra_body={name: "other"})
+
+
 # Errors
 
 
@@ -567,6 +581,22 @@ def test_every_error_has_the_apis_form(server, method, path, body, status):
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"} and error["message"]
     assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "embedding model on another server"),
+        ("/v1/responses", "Use POST /v1/chat/completions"),
+        ("/chat/completions", "base URL end with /v1"),
+        ("/x" * 500, "There is no POST /x"),
+    ],
+)
+def test_an_unknown_address_names_those_that_there_are(server, path, words):
+    response = httpx.post(server.url + path, json={})
+    message = response.json()["error"]["message"]
+    assert response.status_code == 404 and words in message and len(message) < 500
+    assert "POST /v1/chat/completions, POST /v1/completions" in message
 
 
 @pytest.mark.parametrize(("ask", "more"), [(streamed, {}), (chat, {}), (chat, {"n": 3})])

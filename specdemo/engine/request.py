@@ -5,7 +5,7 @@ import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -141,7 +141,7 @@ class Request:
         self, target: Target, drafter: AdaptiveDrafter | None = None
     ) -> Generator[Forward, Reply, tuple[Prompt, KVSequence]]:
         """The prefilled prompt, and a sequence that holds it, which the caller must release."""
-        prefixes = target.prefixes
+        prefixes, started = target.prefixes, perf_counter()
         sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
@@ -150,6 +150,8 @@ class Request:
                 fair = target.fair_chunk
                 prompt = yield from prefill(sequence, self.tokens, prefix, drafter, fair)
                 prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
+            else:
+                prompt = replace(prompt, seconds=perf_counter() - started)
         except BaseException:
             sequence.release()
             raise

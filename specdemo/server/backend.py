@@ -311,7 +311,8 @@ class Answers:
         tokenizer, suffix = self._tokenizer, getattr(self._request, "suffix", None)
         title = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         if isinstance(prompt, str):
-            prompt = tokenizer.encode(prompt, bos=not suffix)
+            begins = getattr(self._request, "add_special_tokens", None) is not False
+            prompt = tokenizer.encode(prompt, bos=begins and not suffix)
         last = tokenizer.vocabulary_size - 1
         if max(prompt, default=0) > last:
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")

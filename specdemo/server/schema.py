@@ -51,9 +51,25 @@ UNSUPPORTED = (
 NOTHING: tuple[object, ...] = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
 """The default values of unsupported parameters; others are refused."""
 
+DEFAULTS: dict[str, object] = {
+    **dict.fromkeys("skip_special_tokens spaces_between_special_tokens detokenize".split(), True),
+    **dict.fromkeys("use_beam_search include_stop_str_in_output early_stopping".split(), False),
+    **dict.fromkeys("return_tokens_as_token_ids return_token_ids".split(), False),
+    **dict.fromkeys("length_penalty typical_p tfs_z repeat_penalty".split(), 1),
+    **dict.fromkeys("min_tokens mirostat n_probs n_keep dynatemp_range".split(), 0),
+    **dict.fromkeys("dry_multiplier xtc_probability".split(), 0),
+    **dict.fromkeys("stop_token_ids bad_words documents".split(), []),
+    **dict.fromkeys("truncate_prompt_tokens prompt_logprobs allowed_token_ids".split()),
+    **dict.fromkeys("chat_template guided_json structured_outputs".split()),
+    "grammar": "",
+    "add_special_tokens": False,  # of a chat, whose template adds them
+}
+"""Parameters of vLLM and llama.cpp that are accepted with these values only, or with null."""
+
 IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "reasoning_effort verbosity parallel_tool_calls"
+    "reasoning_effort verbosity parallel_tool_calls session_id request_id priority cache_salt "
+    "cache_prompt id_slot timings_per_token return_progress include_reasoning keep_alive"
 ).split()
 """Parameters that do not change an answer here."""
 
@@ -105,7 +121,12 @@ class CommonRequest(Sampling):
             if value.get(name) not in NOTHING:
                 message = f"{name} is not supported with this value; leave it out."
                 raise BadInput(message, name, "unsupported_parameter")
-        dropped = {*UNSUPPORTED, *IGNORED} - cls.model_fields.keys()
+        for name in DEFAULTS.keys() - cls.model_fields.keys():
+            if value.get(name) not in (None, DEFAULTS[name]):
+                default = json.dumps(DEFAULTS[name])
+                message = f"{name} is supported with {default} only; leave it out."
+                raise BadInput(message, name, "unsupported_parameter")
+        dropped = {*UNSUPPORTED, *DEFAULTS, *IGNORED} - cls.model_fields.keys()
         unset = {name for name, default in UNSET.items() if value.get(name) == default}
         return {name: value[name] for name in value.keys() - dropped - unset}
 
@@ -269,6 +290,7 @@ class CompletionRequest(CommonRequest):
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Likeliest = None
+    add_special_tokens: bool | None = None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
