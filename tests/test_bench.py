@@ -335,7 +335,7 @@ def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
     rows = [{"users": n, "speedup": speedup, "measurements": 3} for n, speedup in users]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
     asked, worst = Settings(**settings), min(speedups)
-    return decision.decide(verdict, [trace], ModelChoice("x"), asked, tasks, worst, rows)
+    return decision.decide(verdict, [trace], tasks, worst, rows, ModelChoice("x"), asked)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_verdict_is_one_sentence(speedups, sentence):
         (0.79, "a quarter"),
         (0.49, "half"),
         (0.24, "three quarters"),
-        (0.0, "nine tenths"),
+        (0.0, "most"),
     ],
 )
 def test_what_other_programs_take_is_told_as_a_fraction(share, taken):

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
-from statistics import fmean, quantiles
+from statistics import fmean
+
+import numpy as np
 
 from specdemo.engine.messages import Round
 from specdemo.runs.trace import Trace, judged, over, summarize
@@ -40,17 +42,12 @@ def step_costs(trace: Trace) -> list[StepCost]:
     for round_ in rounds:
         steps.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds + outside)
     if baseline and len(baseline.tokens) > 1:
-        times = [token.shown_at for token in baseline.tokens]
-        steps[1] = [later - earlier for earlier, later in pairwise(times)]
-    return [
-        StepCost(tokens, *_quartiles(steps[tokens]), len(steps[tokens])) for tokens in sorted(steps)
-    ]
-
-
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    """The median, and the quartiles below and above it."""
-    low, middle, high = quantiles([*values, *values], n=4, method="inclusive")
-    return middle, low, high
+        steps[1] = [b.shown_at - a.shown_at for a, b in pairwise(baseline.tokens)]
+    costs = []
+    for tokens, times in sorted(steps.items()):
+        low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
+        costs.append(StepCost(tokens, middle, low, high, len(times)))
+    return costs
 
 
 def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from itertools import product, takewhile
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +16,13 @@ from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import SOURCES, Summary, Trace, combined, summarize
+from specdemo.runs.trace import SOURCES, Trace, combined, summarize
 
 USERS = 1, 2, 4, 8
 TURNS = 6  # measurements of each number of users, with drafts and without
 USER_TOKENS = 64  # of the longest answer
+SHOWN = "draft_tokens drafter temperature top_p top_k min_p numerics coupling".split()
+RATES = "autoregressive_tokens_per_s", "speculative_tokens_per_s"
 FREQUENT = 0.05  # share of the accepted draft tokens, of a source that the decision names
 
 Row = dict[str, Any]
@@ -44,45 +48,43 @@ class Decision:
 def decide(
     verdict: Verdict,
     traces: Sequence[Trace],
-    choice: ModelChoice,
-    settings: Settings,
     speedups: dict[str, float | None],
     worst: float | None,
     users: list[Row],
+    choice: ModelChoice,
+    settings: Settings,
 ) -> Decision:
     """The decision after these races; `speedups` are by task, `worst` is that of a prompt."""
     free = bool(settings.temperature) and settings.coupling == "maximal"
     different = 0 if free else sum(not trace.identical for trace in traces)
     use = {"faster": True, "slower": False, "undecided": None}[verdict.result]
-    pays = [row["users"] for row in users if row["speedup"] and round(row["speedup"], 2) > 1]
-    lost = [row["users"] for row in users if row["speedup"] and row["users"] not in pays]
-    pays_for = max([n for n in pays if not lost or n < min(lost)], default=0) if users else None
     answers = "of the same distribution" if free else "identical"
     if different:
         use, answers = False, f"different in {different} of {len(traces)} races"
-    low, high = verdict.interval
-    faster = sum(speedup is not None and round(speedup, 2) > 1 for speedup in speedups.values())
-    length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
-    words = f"{drafts_of(traces)}, length {length}: "
-    if verdict.result == "undecided":
-        told = verdict.headline.removeprefix("Undecided: ")
-        words += f"{told} ({verdict.detail}), answers {answers}."
-    else:
-        words += (
+    told = f"{verdict.headline.removeprefix('Undecided: ')} ({verdict.detail})"
+    if verdict.result != "undecided":
+        low, high = verdict.interval
+        faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
+        told = (
             f"{low:.2f} to {high:.2f} times as fast ({verdict.sure:.0%} sure, {verdict.races} "
             f"{verdict.unit}s), faster on {faster} of {len(speedups)} tasks, never slower than "
-            f"{worst or 0.0:.2f}, answers {answers}."
+            f"{worst or 0.0:.2f}"
         )
+    length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
+    words = f"{drafts_of(traces)}, length {length}: {told}, answers {answers}."
     if verdict.uncounted and verdict.races:
         words += f" {verdict.uncounted} not counted: {verdict.why}."
+    paid = takewhile(lambda row: round(row["speedup"] or 0.0, 2) > 1, users)
+    pays_for = max((row["users"] for row in paid), default=0) if users else None
     if users:
         counts = f"measured {min(row['measurements'] for row in users)} times at least"
         many = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
         words += f" They pay for {many if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
-    chosen = settings if use is not False else replace(settings, drafter="none", draft_tokens=None)
-    command, python = as_code(choice, chosen)
-    return Decision(use, f"{begin}: {words}", command, python, verdict, users, pays_for)
+    if use is False:
+        settings = replace(settings, drafter="none", draft_tokens=None)
+    code = as_code(choice, settings)
+    return Decision(use, f"{begin}: {words}", *code, verdict, users, pays_for)
 
 
 def drafts_of(traces: Iterable[Trace]) -> str:
@@ -97,23 +99,18 @@ def drafts_of(traces: Iterable[Trace]) -> str:
 def as_code(choice: ModelChoice, settings: Settings) -> tuple[str, str]:
     """The models and settings that differ from the defaults, as a command and as Python."""
     models, options = (
-        {
-            field.name: value
-            for field in fields(kind)
-            if (value := getattr(kind, field.name)) != field.default and field.name not in skipped
-        }
-        for kind, skipped in ((choice, ()), (settings, ("max_new_tokens", "json_schema", "stop")))
+        {name: getattr(kind, name) for name in names if getattr(kind, name) != getattr(usual, name)}
+        for kind, usual, names in (
+            (choice, ModelChoice(), [field.name for field in fields(choice)]),
+            (settings, Settings(), SHOWN),
+        )
     )
     words = ["specdemo", "run", "INSTRUCTION"]
     for name, value in (models | options).items():
-        listed = value if isinstance(value, tuple) else (value,)
-        for each in listed:
-            text = ":".join(map(str, each)) if isinstance(each, tuple) else str(each)
-            words += [f"--{name.replace('_', '-')}", *([] if each is True else [text])]
-    loaded, asked = (
-        "".join(f", {name}={value!r}" for name, value in each.items()) for each in (models, options)
-    )
-    return shlex.join(words), f"specdemo.load({loaded[2:]}).generate(prompt{asked})"
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    load, ask = (", ".join(f"{n}={v!r}" for n, v in each.items()) for each in (models, options))
+    ask = ", ".join(filter(None, ("prompt", ask)))
+    return shlex.join(words), f"specdemo.load({load}).generate({ask})"
 
 
 def measure_users(
@@ -122,46 +119,43 @@ def measure_users(
     """Ask as many questions at once as there may be users, with drafts and without, in turn, for
     about so many `seconds`. Yields progress, and last a row for each of USERS."""
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, USER_TOKENS))
+    both = [replace(settings, drafter="none"), settings]
     asked = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
     _together(session, asked, replace(settings, max_new_tokens=1))  # all prompts are kept texts now
-    runs: dict[int, list[tuple[Summary, Summary]]] = {users: [] for users in USERS}
+    rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
     pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
-    both = [replace(settings, drafter="none"), settings]
-    for turn in range(TURNS):
-        for users in USERS:
-            if turn and perf_counter() > until:
-                break
-            yield f"{users} users at once" if users > 1 else "one user"
-            order = both[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-            others = [asked[(turn * users + user) % len(asked)] for user in range(users)]
-            made = {way.drafter: _together(session, others, way) for way in order}
-            (slow, slow_share), (fast, share) = made["none"], made[settings.drafter]
-            runs[users].append((slow, fast))
-            speedup = fast.tokens_per_second / (slow.tokens_per_second or 1.0)
-            pairs[users].append(PairedRuns(speedup, starved(min(share, slow_share))))
-    yield [_row(users, runs[users], judge(pairs[users], "measurement")) for users in USERS]
+    for turn, users in product(range(TURNS), USERS):
+        if turn and perf_counter() > until:
+            break
+        yield f"{users} users at once" if users > 1 else "one user"
+        others = [asked[(turn * users + user) % len(asked)] for user in range(users)]
+        order = both[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
+        made = {way.drafter: _together(session, others, way) for way in order}
+        (slow, fast), shares = zip(made["none"], made[settings.drafter], strict=True)
+        rates[users].append([slow, fast])
+        pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))
+    verdicts = {users: judge(pairs[users], "measurement") for users in USERS}
+    yield [
+        {
+            "users": users,
+            **dict(zip(RATES, map(median, zip(*rates[users], strict=True)), strict=True)),
+            "speedup": verdict.speedup if verdict.races else None,
+            "interval": verdict.interval,
+            "sure": verdict.sure,
+            "measurements": verdict.races,
+        }
+        for users, verdict in verdicts.items()
+    ]
 
 
 def _together(
     session: Session, instructions: Sequence[str], settings: Settings
-) -> tuple[Summary, float]:
-    """The figures of the answers to all of these, asked at once, and the least of their shares."""
+) -> tuple[float, float]:
+    """Tokens/s of all answers to these together, asked at once, while they are decoded; the least
+    share of one."""
     questions = [Question(instruction, settings) for instruction in instructions]
     with ThreadPoolExecutor(len(questions)) as pool:
         traces = list(pool.map(lambda question: trace_of(session.ask(question)), questions))
-    return combined(map(summarize, traces)), min(trace.share for trace in traces)
-
-
-def _row(users: int, runs: Sequence[tuple[Summary, Summary]], verdict: Verdict) -> Row:
-    """Tokens/s of all users together while they decode, and the median speed-up."""
-    slow, fast = (users * combined(way).tokens_per_second for way in zip(*runs, strict=True))
-    return {
-        "users": users,
-        "autoregressive_tokens_per_s": slow,
-        "speculative_tokens_per_s": fast,
-        "speedup": verdict.speedup if verdict.races else None,
-        "interval": verdict.interval,
-        "sure": verdict.sure,
-        "measurements": verdict.races,
-    }
+    rate = combined(map(summarize, traces)).tokens_per_second
+    return len(questions) * rate, min(trace.share for trace in traces)

@@ -218,13 +218,12 @@ def bench(
             else:
                 curve = event
     pair = raced[-1].traces[-1].pair if raced else session.info
-    header = ReportHeader(pair=pair, settings=settings)
     summary, traces = summary_of(raced), [trace for item in raced for trace in item.traces]
-    by_task, worst = summary.speedup_by_task, summary.worst_prompt_speedup
-    named = choice or ModelChoice(pair.name)
-    decision = decide(verdict_of(raced), traces, named, settings, by_task, worst, curve)
-    spent, several = perf_counter() - began, len(limits) > 1
-    yield _report(header, raced, summary, decision, answers, repeats, spent, several)
+    figures = summary.speedup_by_task, summary.worst_prompt_speedup, curve
+    named = choice or ModelChoice(pair.name), settings
+    decision = decide(verdict_of(raced), traces, *figures, *named)
+    spent, header = perf_counter() - began, ReportHeader(pair=pair, settings=settings)
+    yield _report(header, raced, summary, decision, answers, repeats, spent, len(limits) > 1)
 
 
 def verdict_of(raced: Sequence[RacedPrompt]) -> Verdict:

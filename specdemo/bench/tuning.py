@@ -1,15 +1,15 @@
 """Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import BenchReport, bench
 from specdemo.host import measured
 from specdemo.host.measured import DraftResult, TuningResult
-from specdemo.host.terminal import Progress, Table
+from specdemo.host.terminal import Progress
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -62,7 +62,3 @@ def tune(
 
 def named(draft: str) -> str:
     return "n-grams only" if draft == NO_DRAFT else draft
-
-
-def table(rows: Sequence[DraftResult]) -> Table:
-    return [asdict(row) | {"draft": named(row.draft)} for row in rows]

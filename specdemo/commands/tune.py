@@ -49,8 +49,9 @@ def tune(
                 bar(Progress(event))
     assert isinstance(event, TuningResult)
     figures = {"machine": hardware.describe(), "pair": pair, "winner": event.winner}
+    rows = [dataclasses.asdict(row) | {"draft": tuning.named(row.draft)} for row in event.rows]
     tables = {
-        f"{pair} on {hardware.describe()}": tuning.table(event.rows),
+        f"{pair} on {hardware.describe()}": rows,
         f"{pair} drafts by {tuning.named(event.winner)} from now on.": [],
     }
     write_report(figures | dataclasses.asdict(event), json_file, tables)

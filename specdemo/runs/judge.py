@@ -18,14 +18,7 @@ STARVED = 0.8
 """A run does not count if other programs left it less than this share of its processor time: below,
 the two ways slow down differently. Two cores: 0.95 to 0.97 alone, 0.5 beside one busy program."""
 
-FRACTIONS = {
-    "a quarter": 1 / 4,
-    "a third": 1 / 3,
-    "half": 1 / 2,
-    "two thirds": 2 / 3,
-    "three quarters": 3 / 4,
-    "nine tenths": 9 / 10,
-}
+FRACTIONS = {"a quarter": 0.25, "a third": 0.33, "half": 0.5, "three quarters": 0.75, "most": 0.9}
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Item(RacedPrompt):
         limit = self.settings.max_new_tokens
         row = super().row
         row["speedups"] = [pair.speedup for pair in self.pairs]
-        row["max_new_tokens"] = limit
+        row |= {"max_new_tokens": limit, "why": self.pair.why}
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
@@ -96,9 +96,9 @@ def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) ->
     pair = report["pair"]
     draft = pair["draft"] or "n-gram lookup"
     sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}."
-    speedups = [row["speedup"] for row in report["rows"] if "paper" not in row]
-    if speedups:
-        sentence = f"{judge(map(PairedRuns, speedups), 'prompt').sentence} {sentence}"
+    rows = [row for row in report["rows"] if "paper" not in row]
+    if pairs := [PairedRuns(row["speedup"], row.get("why", "")) for row in rows]:
+        sentence = f"{judge(pairs, 'prompt').sentence} {sentence}"
     if charts is None:
         drawn = [wall_clock(report["lengths"])] if report["lengths"] else []
         drawn += [by_prompt(report["rows"])] if report["rows"] else []
