@@ -26,6 +26,7 @@ from hub_server import Hub
 from tiny_models import EXPORTED, ir_folder
 from toy_session import ToySession, toy_clock
 
+from specdemo.engine import cost_measurement, engine
 from specdemo.host import disk
 from specdemo.pairs import hub
 from specdemo.pairs.loading import LoadedPair, load_pair
@@ -72,11 +73,14 @@ def load_own(target: Path, draft: Path | str = "", **choice: Any) -> LoadedPair:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What sessions that outlive a test measured is not written into the user's folder."""
+def short_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Costs are measured once, however busy the machine is: other tests run beside each. What
+    sessions that outlive a test measured is not written into the user's folder."""
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk, "measured_folder", lambda: folder)
+        patch.setattr(cost_measurement, "MAX_SECONDS", 0.0)
+        patch.setattr(engine, "REMEASURE_SECONDS", 3600.0)
         yield
 
 

@@ -193,7 +193,6 @@ def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
 ):
     """The seconds of a step that was preempted once were kept for ever, and the head not asked."""
     monkeypatch.setattr(engines, "REMEASURE_SECONDS", 0.01)
-    monkeypatch.setattr(cost_measurement, "MAX_SECONDS", 0.0)
     busy, timed = [True], undisturbed
     monkeypatch.setattr(
         cost_measurement, "_timed", lambda *forward: (busy[0], 60 ** busy[0] * timed(*forward)[1])
