@@ -83,6 +83,7 @@ def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_
     errors = [fetch.communicate()[1] for fetch in both]
     assert [fetch.returncode for fetch in both] == [0, 0], errors
     assert sorted(path.name[:6] for path in models(home)) == ["draft-", "target"]
+    assert (home / "embedded" / embedded.TARGET / ir.SOURCE).is_file(), "torch devices run it"
     assert not list((home / "embedded").glob("scratch-*"))
     assert not any("Exporting" in text for text in errors), "the target was there"
     assert sum("Building the embedded draft head" in text for text in errors) == 1
