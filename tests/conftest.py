@@ -107,18 +107,22 @@ def browser() -> Iterator[Any]:
         yield run.chromium.launch(executable_path=path, args=arguments)
 
 
-@pytest.fixture(scope="session")
-def embedded_session(embedded_pair) -> Iterator[Any]:
-    """A session of the embedded pair, for tests that leave it as it was. It has one fixed shape of
-    those that sessions of small models have."""
+def open_embedded(embedded_pair: LoadedPair) -> Any:
+    """A session of the embedded pair, with one fixed shape of those that sessions of small models
+    have."""
     from specdemo.engine.backends import numerics
     from specdemo.runs.session import Session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numerics, "FIXED_SHAPES", numerics.FIXED_SHAPES[:1])
         patch.setattr(numerics, "FINE_SHAPES", numerics.FINE_SHAPES[:1])
-        opened = Session(embedded_pair, background=False)
-    with opened:
+        return Session(embedded_pair, background=False)
+
+
+@pytest.fixture(scope="session")
+def embedded_session(embedded_pair) -> Iterator[Any]:
+    """A session of the embedded pair, for tests that leave it as it was."""
+    with open_embedded(embedded_pair) as opened:
         yield opened
 
 

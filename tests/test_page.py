@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
+from conftest import open_embedded
 from helpers import page_server, until
 from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
@@ -25,7 +26,6 @@ from traces import at_pace, race_trace
 from specdemo.bench.report import WAYS
 from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
-from specdemo.host.server_process import started
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
 from specdemo.runs.trace import Baseline, BaselineToken, Trace, to_json
@@ -149,9 +149,13 @@ def url(session):
 
 @pytest.fixture(scope="module")
 def real_url(embedded_pair):
-    """Address of a server started as a user starts it, with the embedded pair."""
-    with started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_RACE_SECONDS="0") as server:
-        yield server.url + "/"
+    """Address of a page with the embedded pair."""
+    limits, choice = VisitorLimits(race_seconds=0), ModelChoice("embedded")
+    service = Service(choice, lambda pair, report: open_embedded(embedded_pair), limits)
+    service.start()
+    list(service.states(choice))
+    with page_server(service) as url:
+        yield url + "/"
 
 
 @pytest.fixture(scope="module")
