@@ -59,8 +59,9 @@ class Instance:
         self.request = compiled.create_infer_request()
         self._ports = {port.any_name: port for port in compiled.inputs}
         self.cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
-        self._tensors: dict[tuple[str, int], ov.Tensor] = {}
+        self._tensors: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
         self._bound: dict[str, ov.Tensor] = {}
+        self._values: dict[str, Sequence[int]] = {}
         self.seconds = 0.0
 
     def run(self, layout: Layout, states: dict[str, np.ndarray]) -> Logits:
@@ -89,15 +90,20 @@ class Instance:
         return Logits(rows.reshape(len(layout.wanted), -1), log_sum.reshape(-1), *state)
 
     def _bind(self, name: str, values: Sequence[int]) -> None:
-        """Set the input `name`. A new tensor delays the inference, so one is kept for each size."""
+        """Set the input `name`, unless it has these values. A new tensor delays the inference, so
+        one is kept for each size."""
+        if self._values.get(name) == values:
+            return
+        self._values[name] = values
         port, size = self._ports[name], len(values)
         if (name, size) not in self._tensors:
             if len(self._tensors) > 4096:
                 self._tensors.clear()
             shape = ov.Shape([size] if len(port.partial_shape) else [])
-            self._tensors[name, size] = ov.Tensor(port.element_type, shape)
-        tensor = self._tensors[name, size]
-        tensor.data.reshape(-1)[:] = values
+            tensor = ov.Tensor(port.element_type, shape)
+            self._tensors[name, size] = tensor, tensor.data.reshape(-1)
+        tensor, content = self._tensors[name, size]
+        content[:] = values
         if tensor is not self._bound.get(name):
             self.request.set_tensor(port, tensor)
             self._bound[name] = tensor
