@@ -8,7 +8,6 @@ import json
 import random
 import time
 from pathlib import Path
-from threading import Event
 from typing import get_args
 
 import pytest
@@ -191,13 +190,6 @@ def test_the_page_says_what_the_live_model_is(target, line):
 
 
 # Runs and pairs
-
-
-def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
-    running, (first, other, second) = events.Running(), (Event(), Event(), Event())
-    with running.run("tab", first), running.run("other tab", other), running.run("tab", second):
-        assert first.is_set() and not other.is_set()
-    assert other.is_set()
 
 
 def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():

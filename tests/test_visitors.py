@@ -105,15 +105,6 @@ def test_some_places_are_kept_for_networks_that_have_none():
     assert admitted == [*range(48), *range(66, 82)] and service.visitors == 0
 
 
-def test_a_run_that_is_refused_takes_no_thread(served, monkeypatch):
-    url, _, service = served
-    monkeypatch.setattr(web_app, "merged", lambda begins: pytest.fail("a thread is started"))
-    visitor = Visitor("tab-1")
-    with service.request(visitor), service.request(visitor):
-        [only] = streamed(url, "race", "tab-1")
-    assert only["phase"] == "error" and "2 questions from you are at work" in only["note"]
-
-
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
     service = limited(VisitorLimits(per_minute=3, of_address_per_minute=5))
     for number in range(5):
@@ -351,7 +342,8 @@ def streamed(url: str, path: str, tab: str, **values):
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(served, monkeypatch):
+@pytest.mark.parametrize("again", [False, True])
+def test_a_race_is_streamed_and_ended_by_its_tab_and_its_next_run_only(served, monkeypatch, again):
     url, session, service = served
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
     session.pause(3)
@@ -367,9 +359,14 @@ def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(serv
     httpx.post(f"{url}/stop", json={"visitor": "tab-2"})
     session.step(3)
     see(6)
-    httpx.post(f"{url}/stop", json={"visitor": "tab-1"})
+    following = streamed(url, "race", "tab-1") if again else iter(())
+    if again:
+        next(following)
+    else:
+        httpx.post(f"{url}/stop", json={"visitor": "tab-1"})
     session.resume()
     *_, last = seen
+    assert not again or [*following][-1]["phase"] == "done"
     assert last["phase"] == "stopped" and len(last["trace"]["rounds"]) in (6, 7)
     assert session.activity.active == service.visitors == 0
 
@@ -417,6 +414,15 @@ def test_a_run_that_cannot_be_ends_with_one_sentence(served, path):
     assert last["phase"] == "error" and "max_new_tokens is 0" in last["note"]
     *_, last = streamed(served[0], path, "tab-1", pair="dolly-3b")
     assert "This server is shared" in last["note"]
+
+
+def test_a_run_that_is_refused_takes_no_thread(served, monkeypatch):
+    url, _, service = served
+    monkeypatch.setattr(web_app, "merged", lambda begins: pytest.fail("a thread is started"))
+    visitor = Visitor("tab-1")
+    with service.request(visitor), service.request(visitor):
+        [only] = streamed(url, "race", "tab-1")
+    assert only["phase"] == "error" and "2 questions from you are at work" in only["note"]
 
 
 def test_opened_runs_count_against_the_limits_of_who_opens_them(served, monkeypatch):

@@ -22,7 +22,7 @@ def fragments(value: Any) -> Iterator[str]:
     TypeError for what JSON has not."""
     if isinstance(value, Fragment):
         yield value.text
-    elif isinstance(value, dict) and not _plain(value):
+    elif isinstance(value, dict):
         yield "{"
         for number, (key, item) in enumerate(value.items()):
             yield f"{', ' if number else ''}{encoded(key)}: "
@@ -37,10 +37,6 @@ def fragments(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield encoded(value)
-
-
-def _plain(value: dict[str, Any]) -> bool:
-    return not any(isinstance(item, dict | Iterator | Fragment) for item in value.values())
 
 
 def joined(texts: Iterable[str]) -> Iterator[bytes]:

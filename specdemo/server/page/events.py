@@ -5,7 +5,6 @@ several drafters, a saved run; and the endpoint /generate. The server keeps no r
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from threading import Event
@@ -54,30 +53,6 @@ DRAFTERS: dict[Drafter, str] = {
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
 DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
-
-
-class Running:
-    """The stop signals of the runs in progress, one for each browser tab. One thread uses it."""
-
-    def __init__(self) -> None:
-        self._stops: dict[str, Event] = {}
-
-    @contextmanager
-    def run(self, tab: str, stop: Event) -> Iterator[None]:
-        """Keeps the stop signal of a tab's new run and sets it at the end; stops the one before."""
-        self.stop(tab)
-        self._stops[tab] = stop
-        try:
-            yield
-        finally:
-            stop.set()
-            if self._stops.get(tab) is stop:
-                del self._stops[tab]
-
-    def stop(self, tab: str) -> None:
-        """Stop the tab's run, if there is one."""
-        if stop := self._stops.get(tab):
-            stop.set()
 
 
 def message(phase: str, note: str = "", **extra: Any) -> str:

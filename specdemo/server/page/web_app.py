@@ -9,6 +9,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import gradio
@@ -140,7 +141,7 @@ def _add_files(app: FastAPI, page: Page) -> None:
 
 def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
     """Adds the routes of the page's scripts, which answer with the messages of `events`."""
-    running, menu = events.Running(), page.menu
+    menu, stops = page.menu, WeakValueDictionary[str, Event]()  # of runs in progress, by tab
     readers, reading = anyio.CapacityLimiter(MAX_EVENTS), ShortestFirst(rest=1.0)
 
     def add_stream(path: str, work: events.Work) -> None:
@@ -154,9 +155,11 @@ def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
             return StreamingResponse(lines(visitor, stop, begin), media_type=kind, headers=headers)
 
     async def lines(visitor: Visitor, stop: Event, begin: Begin[str]) -> AsyncIterator[str]:
+        stops.get(visitor.name, Event()).set()  # a tab's new run ends the one before
+        stops[visitor.name] = stop
         try:
             # A refusal takes no thread. The visitor may leave, which ends the run.
-            with service.request(visitor), running.run(visitor.name, stop):
+            with service.request(visitor):
                 async with aclosing(merged({stop: begin})) as messages:
                     async for text in messages:
                         yield f"data: {text}\n\n"
@@ -169,7 +172,7 @@ def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
 
     @router.post("/stop", status_code=204)
     async def stop(ask: Ask) -> None:
-        running.stop(ask.visitor)
+        stops.get(ask.visitor, Event()).set()
 
     @router.post("/open")
     async def open_run(ask: OpenRun, request: Request) -> Response:
