@@ -40,8 +40,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
-SLOW_FIXTURES = {"browser", "embedded_pair", "one_thread", "tiny_home"}
-"""Fixtures that start a browser, load or export models, or train."""
+SLOW_FIXTURES = {"application", "browser", "embedded_pair", "one_thread", "tiny_home"}
+"""Fixtures that build a page, start a browser, load or export models, or train."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

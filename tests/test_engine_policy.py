@@ -11,13 +11,21 @@ import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.messages import Prompt, Reply, Round
+from specdemo.engine.messages import Logits, Prompt, Reply, Round
 from specdemo.engine.policy import Acceptance, CostModel, Policy
 
 VOCABULARY = 64
 # Flat to four tokens, then a jump.
 STEPPED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.5, 8: 1.8, 16: 2.4}
 LINEAR = {1: 1.0, 16: 5.0}
+
+
+def rows_of(tokens: np.ndarray, chances) -> np.ndarray:
+    """Logits that give each of the tokens its chance, float32 [tokens, VOCABULARY]."""
+    chances = np.broadcast_to(chances, len(tokens))
+    rows = np.repeat(np.log((1 - chances[:, None]) / (VOCABULARY - 1)), VOCABULARY, axis=1)
+    rows[np.arange(len(tokens)), tokens] = np.log(chances)
+    return rows.astype(np.float32)
 
 
 class Simulation:
@@ -39,36 +47,31 @@ class Simulation:
         run, costs = request.run, self.costs[request.model]
         start, count = run.sequence.length, len(run.tokens)
         run.sequence.tokens.extend(run.tokens)
-        positions = range(start + count - run.rows + 1, start + count + 1)
+        rows = self.rows[request.model][start + count - run.rows + 1 : start + count + 1]
         if request.model == "target":
             count = costs.choose(count)
-            rows = [self._row(self.text[at], 0.99) for at in positions]
-        else:
-            wrong = [(self.text[at] + 1 - self.right[at]) % VOCABULARY for at in positions]
-            rows = [
-                self._row(token, self.belief[at])
-                for token, at in zip(wrong, positions, strict=True)
-            ]
-        table = self.verify if request.model == "target" else self.draft
-        seconds = float(np.interp(count, list(table), list(table.values())))
+        seconds = float(self.seconds[request.model][count])
         self.clock += seconds
         costs.record(count, seconds)
-        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, count)
-
-    def _row(self, token: int, probability: float) -> np.ndarray:
-        row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
-        row[token] = np.log(probability)
-        return row
+        return Reply(Logits(rows.copy(), np.zeros(len(rows))) if run.rows else None, seconds, count)
 
     def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
         """Seconds relative to autoregressive decoding, and the rounds."""
         model = toy.ToyModel()
         model.costs = known_costs(self.draft)
         self.costs = {"target": known_costs(self.verify), "draft": model.costs}
+        text = np.array(self.text)
+        drafted = (text + 1 - self.right) % VOCABULARY
+        self.rows = {"target": rows_of(text, 0.99), "draft": rows_of(drafted, self.belief)}
+        tables = {"target": self.verify, "draft": self.draft}
+        self.seconds = {
+            name: np.interp(range(len(text)), list(table), list(table.values()))
+            for name, table in tables.items()
+        }
         policy = Policy(fixed=fixed, costs=self.costs["target"])
         prompt, name = tuple(self.text[:8]), "auto" if lookup else "model"
         decoding = decode.decode(
-            Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
+            Prompt(prompt, toy.logits_of(self.rows["target"][8:9])),
             target=toy.sequence(prompt),
             drafter=toy.drafter(name, policy, model=model),
             policy=policy,

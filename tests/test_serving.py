@@ -774,6 +774,7 @@ def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch)
 # Clients that leave
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_place_within_a_round():
     toy = scripted()
     gate = toy.target.gate

@@ -1,4 +1,5 @@
-"""What happens before a command runs: interrupts, limits of the shell, and no telemetry."""
+"""What happens before a command runs: interrupts, limits of the shell, and no telemetry. And the
+counters of energy, from a made-up folder of the system's."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ sys.argv = [place, *arguments]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["click", "numpy", "gradio"])
 @pytest.mark.parametrize("program", ["app.py", "specdemo"])
 def test_an_interrupt_of_an_import_is_one_word_even_where_it_is_swallowed(program, module):
@@ -66,6 +68,7 @@ sys.exit(start.start())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/full")
 @pytest.mark.parametrize(
     "arguments",
@@ -98,12 +101,9 @@ def test_a_process_that_ignores_interrupts_still_does():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "modules",
-    [
-        "specdemo.runs.session",
-        pytest.param("specdemo, openvino_genai, nncf, optimum.intel", marks=pytest.mark.slow),
-    ],
+    "modules", ["specdemo.runs.session", "specdemo, openvino_genai, nncf, optimum.intel"]
 )
 def test_no_library_sends_statistics_or_leaves_a_file_in_the_home_folder(tmp_path, modules):
     code = (
@@ -179,3 +179,36 @@ def test_the_kv_cache_is_sized_by_the_limit_on_addresses(monkeypatch):
     monkeypatch.setattr(hardware, "_address_limit", lambda: own + 50_000_000)
     assert 0 < hardware.available_bytes() < 60_000_000
     assert hardware.memory_bytes() <= own + 50_000_000
+
+
+# The counters of energy
+
+
+def add_zone(folder, zone: str, name: str, used: int) -> None:
+    (folder / zone).mkdir(exist_ok=True)
+    for file, value in {"name": name, "energy_uj": used, "max_energy_range_uj": 999}.items():
+        (folder / zone / file).write_text(f"{value}\n")
+
+
+def test_the_joules_of_all_packages_are_counted_once_and_across_the_end_of_a_counter(tmp_path):
+    zones = [("intel-rapl:0", "package-0", 950), ("intel-rapl:1", "package-1", 50)]
+    zones += [("intel-rapl:0:0", "core", 990), ("intel-rapl:2", "psys", 990)]
+    for zone, name, _ in zones:
+        add_zone(tmp_path, zone, name, 900)
+    meter = hardware.EnergyMeter(tmp_path)
+    assert meter.joules == 0
+    for zone in zones:
+        add_zone(tmp_path, *zone)
+    assert meter.joules == pytest.approx((50 + 150) * 1e-6)
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "no package", "not allowed"])
+def test_where_the_counters_cannot_be_read_there_are_no_joules(tmp_path, trouble):
+    if trouble == "not allowed":
+        add_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+        (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+        (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # root may read every file
+    if trouble == "no package":
+        add_zone(tmp_path, "intel-rapl:0", "psys", 1)
+    folder = tmp_path / "none" if trouble == "no folder" else tmp_path
+    assert hardware.EnergyMeter(folder).joules is None
