@@ -445,6 +445,40 @@ def test_qwen3_goes_back_behind_rejected_tokens_bit_by_bit(qwen3):
             assert np.array_equal(verify(sequence, ids[6:10]), expected)
 
 
+def test_a_sliding_window_is_exact_across_its_edge(tmp_path):
+    """In sizes, after rollback, on a shared prefix, and in a batch; the window is not a multiple of
+    a block, nor of the tokens of a forward."""
+    model = tiny_gguf.torch_model("gemma3", sliding_window=19)
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, "gemma3", Type.F16)
+    ids = np.random.default_rng(0).integers(0, 400, 72).tolist()
+    paged = PagedModel(exported(tmp_path / "tiny.gguf"), ModelSettings("CPU", tuple(EXACT.items())))
+
+    def verify(sequence, tokens: list[int], rows: int = 0) -> np.ndarray:
+        run = Run(sequence, tokens, rows or len(tokens), stepwise=True)
+        return paged.forward([run])[0].rows.copy()
+
+    with paged.new_sequence() as whole:
+        expected = verify(whole, ids)
+        for size in (2, 3, 5, 8):
+            with paged.new_sequence() as sequence:
+                pieces = [verify(sequence, ids[begin:][:size]) for begin in range(0, 64, size)]
+                assert np.array_equal(np.concatenate(pieces), expected[: size * len(pieces)])
+        with paged.fork(whole, 33) as sequence, paged.fork(whole, 60) as other:
+            verify(sequence, ids[:8])
+            sequence.truncate(33)
+            assert np.array_equal(verify(sequence, ids[33:41], 2), expected[39:41])
+            sequence.truncate(33)
+            batch = [(sequence, 33, 5), (other, 60, 4)]
+            runs = [Run(to, ids[at:][:size], size, stepwise=True) for to, at, size in batch]
+            together = [logits.rows.copy() for logits in paged.forward(runs)]
+            for rows, (_, at, size) in zip(together, batch, strict=True):
+                assert np.array_equal(rows, expected[at : at + size])
+    import torch
+
+    with torch.no_grad():
+        assert abs(model(torch.tensor([ids])).logits[0].numpy() - expected).max() < 1e-4
+
+
 def test_recurrent_layers_are_refused_in_one_sentence(qwen3, tmp_path):
     model = ov.Core().read_model(qwen3)
     first = ops.constant(np.zeros((1, 8, 4), np.float32))

@@ -202,6 +202,11 @@ _HEAD_17B = _hub("AngelSlim/Qwen3-1.7B_eagle3", 274, "int8", 137)
 _HEAD_4B = _hub("AngelSlim/Qwen3-4B_eagle3", 436, "int8", 218)
 _CODER_15B = _hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M", 1_117, "auto", 1_779)
 _CODER_05B = _hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M", 491, "auto", 632)
+_GEMMA_4B = _hub("unsloth/gemma-3-4b-it-GGUF:Q4_K_M", 2_490, "int4", 2_672)
+_GEMMA_1B = _hub("unsloth/gemma-3-1b-it-GGUF:Q4_K_M", 806, "int8", 1_000)
+_GEMMA_270M = _hub("unsloth/gemma-3-270m-it-GGUF:Q8_0", 292, "int8", 268, "gemma-3-270m-it")
+_LLAMA_3B = _hub("bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", 2_019, "int4", 2_050)
+_LLAMA_1B = _hub("bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", 808, "int8", 1_236)
 
 # The order of drafts follows the estimates in docs/results/rehearsals.md.
 _TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
@@ -222,7 +227,8 @@ EMBEDDED = Pair(
 # Memory: the target's weights twice (exact and fast numerics are two compiled models), the draft's
 # weights, KV caches of a full context of at most 8,192 tokens, 1 GB of working space. Without fast
 # numerics little more than half of it is used.
-_ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
+_ENGLISH, _LANGUAGES = "everyday English", "many languages"
+_THINKING = f"{_LANGUAGES}, and thinking if asked to"
 _DOLLY = "the paper's model family, English"
 _TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
     ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits", 6_500, _SMOLLM_INT4, _SMALLEST, _ENGLISH),
@@ -233,8 +239,11 @@ _TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
     ("dolly-7b", "Dolly V2 7B, 8 bits", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST, _DOLLY),
     ("dolly-12b", "Dolly V2 12B, 8 bits", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST, _DOLLY),
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
-    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B, _HEAD_17B), _LANGUAGES),
-    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B, _HEAD_4B), _LANGUAGES),
+    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B, _HEAD_17B), _THINKING),
+    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B, _HEAD_4B), _THINKING),
+    ("gemma3-1b", "Gemma 3 1B, 8 bits", 3_700, _GEMMA_1B, (_GEMMA_270M,), _LANGUAGES),
+    ("gemma3-4b", "Gemma 3 4B, 4 bits", 8_000, _GEMMA_4B, (_GEMMA_270M, _GEMMA_1B), _LANGUAGES),
+    ("llama3.2-3b", "Llama 3.2 3B, 4 bits", 7_600, _LLAMA_3B, (_LLAMA_1B,), _ENGLISH),
     ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 8 bits", 5_600, _CODER_15B, (_CODER_05B,), "code"),
     ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,), "continuing a text"),
 )
