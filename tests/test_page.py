@@ -287,7 +287,8 @@ def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_ans
 
 HOSTILE = (
     '<img src=x onerror="window.hacked=1">|<script>window.hacked=1</script>|**bold**|$x^2$|\\(a\\)|'
-    "{{value}}|${window.hacked=1}|`code`|\u0000\u001b[31m|\u202edesrever|&lt;|\n# heading"
+    "{{value}}|${window.hacked=1}|`code`|\u0000\u001b[31m|\u202edesrever|&lt;|\n# heading|"
+    "![image](http://host.invalid/i.png)|[link](javascript:window.hacked=1)|```cpp\n<b>\n```"
 ).split("|")
 
 
@@ -298,7 +299,8 @@ def hostile_trace() -> Trace:
 
 
 def is_harmless(page) -> bool:
-    markup = page.locator(".sd-view img, .sd-text script, .sd-text b").count()
+    made = "img, script, iframe, [href^=javascript]"
+    markup = page.locator(f":is(.sd-view, #sd-formatted) :is({made}), .sd-text b").count()
     return page.evaluate("window.hacked") is None and not markup
 
 
@@ -346,6 +348,11 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
     again = json.loads(tab.downloaded("Download this run (JSON)"))
     assert again == json.loads(to_json(hostile_trace()))
     assert all(text in tab.text(".sd-text-spec") for text in HOSTILE)
+    page.get_by_role("button", name="The answer as formatted text").click()
+    formatted = page.locator("#sd-formatted")
+    for text in (HOSTILE[0], HOSTILE[1], "![image]", "[link](javascript:"):
+        expect(formatted).to_contain_text(text)
+    expect(formatted.locator("strong").first).to_have_text("bold")
     assert is_harmless(page)
     about = page.locator(".sd-about")
     page.locator(".sd-text-spec").focus()

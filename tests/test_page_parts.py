@@ -3,9 +3,11 @@ inputs and links, and the choice of models."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import random
+import shlex
 import time
 from pathlib import Path
 from typing import get_args
@@ -83,6 +85,9 @@ def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both
     differing = changed({"tokens": tuple(shown)}, identical=False, settings=classic)
     expected = wording.verdict(differing)
     assert expected["tone"] == "neutral" and "as expected" in expected["headline"]
+    longer = dataclasses.replace(differing, rounds=TRACE.rounds[:5])
+    said = "5 tokens in 0.04 s instead of 9 tokens in 0.16 s: 10 ms a token instead of 20 ms"
+    assert said in wording.verdict(longer)["sentence"]
 
 
 FOX = [5, 6, 7, 8] * 12
@@ -131,6 +136,19 @@ def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_b
     said = "With reading the question 1.23 times as fast: 0.39 s instead of 0.48 s. "
     assert wording.reading(read) == f"{said}First token after 0.31 s, without drafts 0.32 s."
     assert wording.verdict(read)["headline"].startswith("2.00 times faster")
+
+
+def test_a_run_as_code_asks_the_same_whatever_is_in_the_question():
+    question = 'it\'s "quoted" $(x) `y` \\ {page}\n中文'
+    settings = dataclasses.replace(TRACE.settings, seed=7, min_p=0.1)
+    code = wording.program(changed(instruction=question, settings=settings))
+    generate = ast.parse(code["python"]).body[-1].value.args[0]
+    assert generate.args[0].value == question
+    assert {one.arg: one.value.value for one in generate.keywords}["seed"] == 7
+    page, note, command = code["curl"].split("\n", 2)
+    assert page == "page={page}" and note == "# /generate has no min_p"
+    [body] = [word for word in shlex.split(command) if word.startswith('{"')]
+    assert json.loads(body)["instruction"] == question and json.loads(body)["seed"] == 7
 
 
 def test_the_curve_tells_what_the_steps_of_this_run_cost():

@@ -38,6 +38,7 @@ from specdemo.server.page.wording import (
     error_sentence,
     model_line,
     origin,
+    program,
     queue_place,
     reading,
     verdict,
@@ -69,6 +70,7 @@ def finished(trace: Trace, phase: str, note: str = "") -> str:
         "curve": curve(trace),
         "model": model_line(trace.pair),
         "reading": reading(trace),
+        "program": program(trace),
         "origin": origin(trace, "Recorded" if recorded else "Measured"),
         "recorded": recorded,
     }

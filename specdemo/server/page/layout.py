@@ -165,6 +165,16 @@ class RaceTab:
             self._add_settings()
         self.inputs = {name: self.inputs[name] for name in model_menu.NAMES}
         _html("race.html", "sd-view", "mountRace")
+        settled = gr.Button(visible="hidden", elem_id="sd-settled")
+        more = {"open": False, "elem_classes": "sd-more"}
+        with gr.Accordion("The answer as formatted text", **more) as opened:
+            formatted = gr.Markdown(latex_delimiters=[], elem_id="sd-formatted")
+        with gr.Accordion("Code for this run", **more):
+            programs = [
+                gr.Code(language="python", label="Python"),
+                gr.Code(language="shell", label="curl"),
+            ]
+        self._texts, self._shown = [formatted, *programs], [settled.click, opened.expand]
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
@@ -224,6 +234,8 @@ class RaceTab:
         # One's own question has no use for the schema of an example.
         own = f"(schema) => ({json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema)"
         self.inputs["question"].input(None, schema, schema, js=own, **PRIVATE)
+        texts = "() => window.specdemo.page.then((page) => page.texts())"
+        gr.on(self._shown, None, None, self._texts, js=texts, **PRIVATE)
         self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
         labels = {name: item.label for name, item in self.inputs.items()} | {"question": False}
         known = [(name, label, self._defaults[name]) for name, label in labels.items()]

@@ -44,6 +44,9 @@ CARD = """<meta property="og:title" content="{title}">
 <meta name="twitter:card" content="summary_large_image">"""
 """What a chat shows of a link to the page, in place of Gradio's own."""
 
+FIRST = f'<p class="sd-first" role="status"><b>{TITLE}</b><br>{IDEA}<br>Loading the page.</p>'
+"""What is shown while Gradio's scripts load."""
+
 KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
@@ -123,6 +126,7 @@ def _add_files(app: FastAPI, page: Page) -> None:
         document = re.sub(r'<base href="./"[^>]*>', "", document)
         # The styles come after Gradio's, which they change.
         document = document.replace("</head>", page.head + "</head>", 1)
+        document = document.replace("<gradio-app", FIRST + "<gradio-app", 1)
         return HTMLResponse(document.replace("<head>", STOP_LOOP + card, 1))
 
     def asset(request: Request) -> Response:

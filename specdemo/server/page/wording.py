@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
+import shlex
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
+from specdemo.runs.settings import Settings
 from specdemo.runs.trace import WATCHED, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ READING_SHARE = 0.1  # of a run's time; with more, its time from the question on
 LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
 """Tokens. Of 17 answers those that looped had 28 or more such tokens, all others at most 7."""
 LOOP = "This answer repeats itself, so guessing is easy."
+GENERATES = {"max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"}
 CUTS = {
     "length": "The answer was cut at {}, the maximum that was set.",
     "context": "The answer was cut at {}: the model's context is full.",
@@ -85,8 +89,10 @@ def _pace(trace: Trace) -> str:
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
     baseline_decoded = summary.baseline_decoded or 0
     words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
-    if summary.decoded != baseline_decoded:
-        words += f"{_count(baseline_decoded + 1, 'token')} in "
+    if summary.decoded != baseline_decoded:  # two texts: seconds saved would compare their lengths
+        each, other = seconds / summary.decoded, baseline_seconds / baseline_decoded
+        words += f"{_count(baseline_decoded + 1, 'token')} in {baseline_seconds:.2f} s"
+        return f"{words}: {1000 * each:.0f} ms a token instead of {1000 * other:.0f} ms"
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s "
     return words + ("saved" if saved >= 0 else "lost")
@@ -169,13 +175,33 @@ def reading(trace: Trace) -> str:
     share of that; else empty. The headline compares only what follows the first token."""
     figures, shown = summarize(trace), trace.baseline.tokens if trace.baseline else ()
     total = figures.time_to_first_token + figures.decode_seconds
-    if not trace.identical or not shown or trace.prefill_seconds <= READING_SHARE * total:
+    if not trace.identical or not figures.speedup or trace.prefill_seconds <= READING_SHARE * total:
         return ""
     return (
         f"With reading the question {shown[-1].shown_at / total:.2f} times as fast: {total:.2f} s "
         f"instead of {shown[-1].shown_at:.2f} s. First token after "
         f"{figures.time_to_first_token:.2f} s, without drafts {shown[0].shown_at:.2f} s."
     )
+
+
+def program(trace: Trace) -> dict[str, str]:
+    """The question and its settings as code: `python`, and `curl` for /generate of the page whose
+    address takes the place of {page}. It has the settings GENERATES."""
+    usual, settings = dataclasses.asdict(Settings()), dataclasses.asdict(trace.settings)
+    changed = {name: value for name, value in settings.items() if value != usual[name]}
+    arguments = [repr(trace.instruction), *(f"{name}={value!r}" for name, value in changed.items())]
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    body = {"instruction": trace.instruction}
+    body |= {name: value for name, value in changed.items() if name in GENERATES}
+    url = "$page/gradio_api/call/v2/generate"
+    missing = ", ".join(sorted(changed.keys() - GENERATES))
+    note = f"# /generate has no {missing}\n" if missing else ""
+    return {
+        "python": f"import specdemo\n\npair = specdemo.load({trace.pair.name!r})\n"
+        f"print(pair.generate(\n{lines}))",
+        "curl": f"page={{page}}\n{note}id=$(curl -s {url} -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(body))} | cut -d'\"' -f4)\ncurl -sN {url}/$id",
+    }
 
 
 def origin(trace: Trace, when: str) -> str:

@@ -127,7 +127,7 @@ export const raceFigure = (run, overlays) => {
 /* The gap at the end of two runs of the same tokens, labelled in seconds. */
 const gap = (spec, base, span) => {
   const top = spec.y.at(-1), [from, to] = [spec.x.at(-1), base?.x.at(-1)];
-  if (!base || top !== base.y.at(-1) || Math.abs(to - from) < .01 * span) return {};
+  if (!base || top !== base.y.at(-1) || Math.abs(to - from) <= .01 * span) return {};
   const ink = colour("ink"), text = `<b>${seconds(difference(to, from))} ${to > from ? "saved" : "lost"}</b>`;
   return {
     shapes: [{ type: "line", x0: from, x1: to, y0: top, y1: top, line: { color: ink, width: 2, dash: "dot" } }],

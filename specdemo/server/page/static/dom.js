@@ -26,6 +26,19 @@ export const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎"
 /* Keeps a text in Arabic apart from the figures beside it. */
 export const isolated = (text) => `\u2068${text}\u2069`;
 
+/* Markdown of a model, in which no HTML, image or link can begin: a mark breaks what begins them. Once it
+   is drawn `unbreak` takes the marks out of the texts of a node, which makes no elements. */
+const MARK = "\u2060", COLOURED = "python|json|bash";   // Gradio fails to draw some other languages
+const OTHER_LANGUAGE = new RegExp(`^( *(?:\`{3,}|~{3,}))(?!(?:${COLOURED}) *$).*$`, "gim");
+export const harmless = (text) => text.replaceAll(MARK, "").replace(OTHER_LANGUAGE, "$1")
+  .replace(/<(?=[a-z/!?])|!(?=\[)|\](?=[([:])/gi, `$&${MARK}`);
+export const unbreak = (node) => {
+  const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    if (texts.currentNode.data.includes(MARK)) texts.currentNode.data = texts.currentNode.data.replaceAll(MARK, "");
+  }
+};
+
 const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 export const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
 

@@ -1,15 +1,15 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
 import { curvesOf } from "./chart.js";
-import { button, isolated, isRunning, keepJson, make } from "./dom.js";
+import { button, harmless, isolated, isRunning, keepJson, make, unbreak } from "./dom.js";
 import { Benchmark } from "./benchmark.js";
 import { RaceView } from "./race.js";
-import { asset, failure, openRun, stream } from "./server.js";
+import { asset, failure, openRun, page, stream } from "./server.js";
 import { copyLink, DAMAGED, linkOf, unpack } from "./share.js";
 import { Walk, drawPicture } from "./walk.js";
 
 const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
 const specdemo = window.specdemo, visits = [];
-let race = null, walk = null, explained = null, query = [], differing = [];
+let race = null, walk = null, explained = null, formatted = null, query = [], differing = [];
 
 /* A run that is opened never takes the place of one that is under way. */
 const receive = (message) => (message.phase === "opened" && isRunning() ? null : race.receive(message));
@@ -78,6 +78,7 @@ export const mountRace = (element) => {
     addressed: address,
     settled(message, watched) {
       explain(message);
+      document.querySelector("#sd-settled")?.click();
       if (watched && message.trace.rounds.length) addRun(message);
     },
   });
@@ -104,6 +105,16 @@ export const mountRace = (element) => {
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
     target.closest('[role="tab"]') && setTimeout(address)));
   showTab(new URLSearchParams(location.search).get("tab"));
+};
+
+/* The answer of the run on show as Markdown without markup of its own, and its code. */
+export const texts = () => {
+  const { python = "", curl = "" } = race.message?.program ?? {}, node = document.querySelector(".sd-more");
+  if (node && !formatted) {   // Gradio makes what is inside when it is first opened
+    formatted = new MutationObserver(() => unbreak(node));
+    formatted.observe(node, { childList: true, subtree: true, characterData: true });
+  }
+  return [harmless(race.spec.text), python, curl.replace("{page}", page.slice(0, -1))];
 };
 
 export const mountBenchmark = (element) => new Benchmark(element.querySelector(".sd-bench"), values);

@@ -33,6 +33,7 @@ export class Runner {
   }
 
   get tokens() { return this.events.at(-1)?.tokens ?? 0; }
+  get text() { return this.events.flatMap(({ nodes }) => nodes).map((node) => node.textContent).join(""); }
   get last() { return this.events[this.shown - 1]; }
   get length() { return this.spent(this.events.length); }
 
