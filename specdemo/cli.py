@@ -47,6 +47,10 @@ class _LazyGroup(click.Group):
         command.help = command.help or COMMANDS[name]
         return command
 
+    def list_commands(self, context: click.Context) -> list[str]:
+        """For completion in a shell."""
+        return list(COMMANDS)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))

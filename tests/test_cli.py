@@ -200,8 +200,8 @@ def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
 
 
 OPTIONS = """
-    --baseline --quiet --json --help --pair --model --assistant-model --weight-format --thinking
-    --device
+    --baseline --quiet --json --help --threads --pair --model --assistant-model --weight-format
+    --thinking --device
     --draft-device --kv-cache --max-new-tokens --draft-tokens --drafter --temperature --top-p
     --top-k --seed --coupling --numerics --json-schema --min-p --presence-penalty
     --frequency-penalty --repetition-penalty --logit-bias --ignore-eos --stop
@@ -214,6 +214,28 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     out = capsys.readouterr().out
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(OPTIONS.split())
     assert "SPECDEMO_DRAFT_TOKENS" in out
+    titles = re.findall(r"^(\w+):$", out, re.MULTILINE)
+    assert titles == ["Options", "Models", "Answers"]
+    models = out[out.index("Models:") : out.index("Answers:")]
+    assert "--kv-cache" in models and "--threads" not in models + out[out.index("Answers:") :]
+
+
+@pytest.mark.parametrize(("columns", "most"), [("", 120), ("150", 150)])
+def test_a_table_in_a_pipe_has_the_width_that_is_asked_for(monkeypatch, columns, most):
+    monkeypatch.setenv("COLUMNS", columns)
+    if not columns:
+        monkeypatch.delenv("COLUMNS")
+    out = io.StringIO()
+    terminal.show("Words", [{"one": "word " * 99, "other": "word " * 99}], out)
+    assert max(map(len, out.getvalue().splitlines())) == most
+
+
+def test_a_shell_completes_commands_and_options():
+    for words, completed in (("specdemo r", "run"), ("specdemo run --thr", "--threads")):
+        variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        code = "import sys; from specdemo.start import start; sys.argv = ['specdemo']; start()"
+        done = python("-c", code, _SPECDEMO_COMPLETE="bash_complete", **variables)
+        assert done.stdout.splitlines() == [f"plain,{completed}"]
 
 
 class Terminal(io.StringIO):

@@ -17,6 +17,7 @@ from specdemo.commands.shared import (
     check_output,
     load_pair,
     options_of,
+    sectioned,
     write_json,
     write_report,
 )
@@ -75,7 +76,7 @@ class AuditOptions(PromptOptions):
         return cases[: max(self.limit or 0, len(prompts))]
 
 
-@click.command()
+@sectioned()
 @options_of(AuditOptions, "options", variables=False)
 @answer_options
 def audit(

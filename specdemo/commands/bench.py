@@ -17,6 +17,8 @@ from specdemo.commands.shared import (
     check_output,
     load_pair,
     options_of,
+    sectioned,
+    threads_option,
     write_report,
 )
 from specdemo.errors import RequestFailed
@@ -55,11 +57,16 @@ class BenchSettings(Settings):
         return Settings(**asdict(self) | {"max_new_tokens": max(lengths)}), lengths
 
 
-@click.command()
+@sectioned()
+@threads_option
 @options_of(BenchOptions, "options", variables=False)
 @partial(answer_options, kind=BenchSettings)
 def bench(
-    options: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
+    threads: int | None,
+    options: BenchOptions,
+    json_file: str | None,
+    choice: ModelChoice,
+    settings: BenchSettings,
 ) -> None:
     check_output(options.html, "--html")
     from specdemo.audit.peers import peers_of
@@ -70,7 +77,7 @@ def bench(
     usual = QUICK_TOKENS if options.quick else Settings().max_new_tokens
     longest, lengths = settings.each(usual)
     loaded = load_pair(choice)
-    with Session(loaded) as session, progress_bar() as bar:
+    with Session(loaded, threads=threads) as session, progress_bar() as bar:
         loaded.check.require()
         properties = session.target_properties(longest.numerics)
         peers = [

@@ -8,11 +8,14 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated
 
-import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.commands.shared import CONTEXT, options_of
+from specdemo.commands.shared import (
+    CONTEXT,
+    options_of,
+    sectioned,
+)
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
@@ -54,7 +57,7 @@ class PageOptions(ServerOptions):
     )
 
 
-@click.command(context_settings=CONTEXT)
+@sectioned(context_settings=CONTEXT)
 @options_of(PageOptions, "options")
 def page(options: PageOptions) -> None:
     """Serve the page: a question, both runs against the clock, the verdict."""

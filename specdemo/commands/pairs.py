@@ -30,7 +30,8 @@ def pairs(json_file: str | None) -> None:
         }
         for pair in PAIRS
     ]
-    write_report(rows, json_file, {"The pairs on this machine": rows})
+    shown = [{name: row[name] for name in row if name != "draft"} for row in rows]  # of `drafts`
+    write_report(rows, json_file, {"The pairs on this machine": shown})
 
 
 @click.command()

@@ -7,7 +7,13 @@ from functools import partial
 import click
 from rich.console import Console
 
-from specdemo.commands.shared import answer_options, load_pair, write_json
+from specdemo.commands.shared import (
+    answer_options,
+    load_pair,
+    sectioned,
+    threads_option,
+    write_json,
+)
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
@@ -35,15 +41,17 @@ AGAIN = f"The same race again: at least {FEWEST} decide"
 PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
-@click.command()
+@sectioned()
 @click.argument("instruction", help="What to ask; - reads the standard input.")
 @click.option("--baseline", is_flag=True, help="Also decode autoregressively, and compare.")
 @click.option("--quiet", is_flag=True, help="Print the answer alone.")
+@threads_option
 @answer_options
 def run(
     instruction: str,
     baseline: bool,
     quiet: bool,
+    threads: int | None,
     json_file: str | None,
     choice: ModelChoice,
     settings: Settings,
@@ -62,7 +70,7 @@ def run(
     console = partial(Console, markup=False, highlight=False, emoji=False, soft_wrap=True)
     screen, notes = console(file=out), console(stderr=True, quiet=quiet)
     with progress_bar() as report:
-        session = compiled_session(loaded, report, background=False)
+        session = compiled_session(loaded, report, background=False, threads=threads)
     with session:
         notes.print(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
         if screen.is_terminal:

@@ -8,9 +8,11 @@ import threading
 from collections import deque
 from dataclasses import replace
 
-import click
-
-from specdemo.commands.shared import chosen_pair, options_of
+from specdemo.commands.shared import (
+    chosen_pair,
+    options_of,
+    sectioned,
+)
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import log_requests
@@ -19,7 +21,7 @@ from specdemo.server.server_options import ServeOptions, key_from_environment
 from specdemo.server.web_server import Server, bound_socket, url_of
 
 
-@click.command()
+@sectioned()
 @options_of(ServeOptions, "options")
 def serve(options: ServeOptions) -> None:
     if not options.model:

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -22,6 +23,41 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]  # the function of a command, with click's options as parameters
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
+
+
+SECTIONS = {"ModelChoice": "Models", "Settings": "Answers"}
+"""Titles of options in a help, by the class that has them."""
+
+
+class SectionedOption(click.Option):
+    def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """Its help lists options in sections."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(context):
+            record = param.get_help_record(context)
+            if record and isinstance(param, click.Option):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+sectioned = functools.partial(click.command, cls=SectionedCommand)
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    show_default="all",
+    help="Processor threads of an inference.",
+)
 
 
 def json_option(command: Command) -> Command:
@@ -68,6 +104,7 @@ def options_of(
             if required or several or default == "":
                 default = None
             name = option_name(field.name)
+            owners = (owner for owner in kind.__mro__[::-1] if field.name in get_annotations(owner))
             checked = click.option(
                 f"{name}/--{metadata['off']}" if "off" in metadata else name,
                 field.name,
@@ -80,6 +117,8 @@ def options_of(
                 default=default if flag or default is None else str(default),
                 metavar=None if flag else metadata.get("metavar") or _metavar(hint),
                 help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
+                cls=SectionedOption,
+                section=SECTIONS.get(next(owners).__name__, "Options"),
             )(checked)
         return checked
 

@@ -6,13 +6,18 @@ from typing import get_args
 
 import click
 
-from specdemo.commands.shared import json_option, load_pair, write_report
+from specdemo.commands.shared import (
+    json_option,
+    load_pair,
+    sectioned,
+    write_report,
+)
 from specdemo.errors import naming
 from specdemo.host.terminal import Progress, progress_bar
 from specdemo.pairs.registry import ModelChoice, WeightFormat
 
 
-@click.command()
+@sectioned()
 @click.argument("pair", metavar="PAIR_OR_MODEL", help="A pair, or a model as `run` takes it.")
 @click.option(
     "--assistant-model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import unicodedata
@@ -18,6 +19,7 @@ from specdemo.errors import SpecdemoError
 Table = Sequence[Mapping[str, Any]]
 """Rows, which map the names of columns to values."""
 
+PIPE_WIDTH = 120  # columns of a table where there is no terminal and no COLUMNS
 LINE_SECONDS = 5.0  # between lines on the same step, where there is no terminal
 
 
@@ -125,7 +127,7 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
         drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
     for row in table:
         drawn.add_row(*(printable(text(value)) for value in row.values()))
-    width = None if out.isatty() else 200
+    width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     console.Console(file=out, width=width, markup=False, highlight=False).print(drawn)
 
 
