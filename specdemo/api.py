@@ -31,7 +31,6 @@ from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter,
 from specdemo.runs.trace import Trace
 from specdemo.text.chat import Strict, ToolChoice, ToolList, callable_tools, read_messages
 from specdemo.text.templates import Message as Message
-from specdemo.text.tools import Tools
 
 Answer = Trace
 """An answer and how it was made. `str(answer)` is its text."""
@@ -131,10 +130,6 @@ class ChatTokenizer:
             continue_final_message=continue_final_message,
             chat_template_kwargs=variables,
         )
-
-    def written(self, tools: Tools) -> Tools:
-        """`tools` with calls in the form of the chat template. Raises BadInput without one."""
-        return self._template.written(tools)
 
 
 class Pipeline(AbstractContextManager["Pipeline"]):
@@ -272,7 +267,7 @@ def _question(
         replace(parsed, seed=(parsed.seed + repeated) % 2**63),
         title,
         continues=continues,
-        tools=tools and tokenizer.written(tools),
+        tools=tools and tokenizer._template.written(tools),
         logprobs=extras.logprobs,
         prediction=tuple(tokenizer.encode(extras.prediction)),
         **fields,

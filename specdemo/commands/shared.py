@@ -51,13 +51,12 @@ class SectionedCommand(click.Command):
 
 sectioned = functools.partial(click.command, cls=SectionedCommand)
 
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    metavar="N",
-    show_default="all",
-    help="Processor threads of an inference.",
-)
+_THREADS: Any = {
+    "metavar": "N",
+    "show_default": "all",
+    "help": "Processor threads of an inference.",
+}
+threads_option = click.option("--threads", type=click.IntRange(1, 256), **_THREADS)
 
 
 def json_option(command: Command) -> Command:
