@@ -202,7 +202,6 @@ def test_a_gguf_file_runs_dequantized(tiny_home, tmp_path, monkeypatch):
         model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
             rows.append(model.forward([Run(sequence, list(range(5, 25)), 1)])[0].rows[0].copy())
-    print(np.abs(rows[0] - rows[1]).max(), np.ptp(rows[0]))
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.ptp(rows[0])
 
 
