@@ -79,6 +79,7 @@ def decide(
     if users:
         counts = f"measured {min(row['measurements'] for row in users)} times at least"
         many = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
+        many += ", more were not measured" if pays_for == users[-1]["users"] else ""
         words += f" They pay for {many if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
     if use is False:
@@ -126,7 +127,7 @@ def measure_users(
     rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
     pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
     for turn, users in product(range(TURNS), USERS):
-        if turn and perf_counter() > until:
+        if pairs[1] and perf_counter() > until:
             break
         yield f"{users} users at once" if users > 1 else "one user"
         others = [asked[(turn * users + user) % len(asked)] for user in range(users)]
@@ -135,7 +136,7 @@ def measure_users(
         (slow, fast), shares = zip(made["none"], made[settings.drafter], strict=True)
         rates[users].append([slow, fast])
         pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))
-    verdicts = {users: judge(pairs[users], "measurement") for users in USERS}
+    verdicts = {users: judge(each, "measurement") for users, each in pairs.items() if each}
     yield [
         {
             "users": users,

@@ -129,10 +129,10 @@ class RacedPrompt:
         why = "" if any(not trace.why for trace in self.traces) else self.traces[0].why
         return PairedRuns(self.figures.speedup or 1.0, why)
 
-    def race(self, session: Session) -> None:
-        """Add a race. Raises BadInput."""
+    def race(self, session: Session, attempts: int) -> None:
+        """Add a race, the last one of so many that do not count. Raises BadInput."""
         question = Question(self.prompt.instruction, self.settings, baseline=True)
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             trace = trace_of(session.ask(question))
             if not trace.why:
                 break
@@ -173,8 +173,8 @@ def bench(
     """Run `prompts`, `repeats` times each. Yields Progress, counted in prompts, before each step,
     and last the report. With several `lengths` (in place of the settings' longest answer, tokens) a
     prompt has a row for each. The decision names the models as `choice` does, and with `users` has
-    the curve of several users at once. With `seconds` only so many prompts are run as time allows,
-    evenly over the tasks if `prompts` are."""
+    the curve of several users at once. As many prompts are run as `seconds` allow, or half of
+    them after the warm-up."""
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
@@ -190,15 +190,17 @@ def bench(
         yield Progress(variant, 0, total)
     answers.forget()
     raced: list[RacedPrompt] = []
+    ready = perf_counter()
+    left = max(seconds - (ready - began), seconds / 2) if seconds else None
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
         share = PROMPTS_SHARE if len(raced) >= FEWEST else MOST_SHARE
-        if raced and seconds and perf_counter() - began > share * seconds:
+        if raced and left and perf_counter() - ready > share * left:
             break
         yield Progress(f"{item.prompt.task}: {name}", done, total)
         try:
             for _ in range(repeats):
-                item.race(session)
+                item.race(session, 1 if seconds else ATTEMPTS)
         except BadInput as error:
             answers.skipped[name] = str(error)
             continue
@@ -210,9 +212,9 @@ def bench(
     curve: list[Row] = []
     if users and raced and settings.drafter != "none":
         instructions = [item.prompt.instruction for item in raced]
-        spent = perf_counter() - began
-        left = max(seconds - spent, 0.0) if seconds else spent
-        for event in measure_users(session, instructions, settings, left):
+        spent = perf_counter() - ready
+        rest = left - spent if left else spent
+        for event in measure_users(session, instructions, settings, rest):
             if isinstance(event, str):
                 yield Progress(event, total, total)
             else:

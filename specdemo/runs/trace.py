@@ -273,7 +273,8 @@ class Trace:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict of its races, None without a baseline."""
-        return judge(pairs) if (pairs := self.pairs) else None
+        pairs = [pair for pair in self.pairs if pair.why != WATCHED]
+        return judge(pairs) if pairs else None
 
     @property
     def speedup_range(self) -> tuple[float, float] | None:
