@@ -50,6 +50,12 @@ if os.environ.get("SPECDEMO_TELEMETRY") != "1":
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+# In a container a user may have neither HOME nor an entry in passwd: libraries would write to ./~.
+if os.path.expanduser("~") == "~":
+    folder = os.environ.get("SPECDEMO_HOME") or os.environ.get("HF_HOME")
+    if folder:
+        os.environ["HOME"] = os.path.abspath(folder)
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:

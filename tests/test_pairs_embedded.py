@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,30 @@ def test_a_damaged_model_leaves_the_cache_and_a_folder_of_the_users_own_stays(ho
     with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
         Check([intact, broken]).require()
     assert intact.is_dir() and not broken.exists() and (own / ir.WEIGHTS).is_file()
+
+
+def test_what_one_run_did_not_check_the_next_one_waits_for(home, monkeypatch):
+    damage(folder := made(home / "exported" / "broken"))
+    hashed, sha256 = threading.Event(), hub.sha256
+    monkeypatch.setattr(hub, "sha256", lambda path: hashed.wait(60) and sha256(path))
+    Check([folder]).require(0.01)
+    second = Check([folder])
+    threading.Timer(0.2, hashed.set).start()
+    with pytest.raises(DamagedModel):
+        second.require(0.01)
+    Check([folder]).require(0.01)
+    assert not list(home.rglob("*.unfinished"))
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_not_damaged(home, monkeypatch):
+    folder = made(home / "exported" / "intact")
+
+    def unreadable(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(hub, "sha256", unreadable)
+    Check([folder]).require()
+    assert folder.is_dir()
 
 
 @pytest.mark.parametrize("manifest", ["{}", "[]", '{"openvino_model.bin": '])

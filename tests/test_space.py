@@ -14,6 +14,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from conftest import python
 from helpers import until
 from hub_server import COMMIT, Hub, decoder_files, is_binary
 from packaging.requirements import Requirement
@@ -137,6 +138,26 @@ def test_a_preloaded_pair_answers_first_though_its_draft_must_still_be_converted
     next(preloaded.rglob("openvino_model.bin")).unlink()  # the preload was interrupted
     menu = ModelMenu(ModelChoice(AUTO), shared=True)
     assert (menu.first.pair, menu.later) == ("embedded", DOLLY)
+
+
+HOMELESS = """
+import os, pwd
+def nobody(id): raise KeyError(id)
+pwd.getpwuid = nobody
+import specdemo
+from specdemo.host import disk
+from specdemo.pairs import hub
+print(disk.cache_home(), hub.constants.HF_HUB_CACHE)
+"""
+
+
+def test_a_user_without_a_home_has_the_folder_that_a_variable_names(monkeypatch, tmp_path):
+    for name in ("HOME", "HF_HOME", "SPECDEMO_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in (("HF_HOME", "specdemo"), ("SPECDEMO_HOME", "")):
+        own, hubs = python("-c", HOMELESS, **{name: str(tmp_path)}).stdout.split()
+        assert Path(own) == tmp_path / folder and tmp_path in Path(hubs).parents
+    assert "FetchError: There is no home folder" in python("-c", HOMELESS).stderr
 
 
 def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ has a type and a range; others are not read."""
 import hashlib
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -28,7 +29,7 @@ SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
 JSON_BYTES = 100_000_000  # tokenizers of 262,000 tokens take 35 MB
 ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)
 
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
 
@@ -177,15 +178,24 @@ def fingerprint(source: Path) -> str:
 def gguf_parts(path: Path) -> list[Path]:
     """The files of a model that is split into -00001-of-0000N.gguf; of others, the file itself.
     Raises BadInput if one is missing."""
-    match = _PART.search(path.name)
-    if not match:
+    match = GGUF_END.search(path.name)
+    if not match or not match["count"]:
         return [path]
-    stem, count = path.name[: match.start()], int(match[1])
+    stem, count, suffix = path.name[: match.start()], match["count"], path.suffix
     files = []
-    for part in range(1, count + 1):
-        files.append(path.with_name(f"{stem}-{part:05}-of-{match[1]}.gguf"))
+    for part in range(1, int(count) + 1):
+        files.append(path.with_name(f"{stem}-{part:05}-of-{count}{suffix}"))
         if not files[-1].is_file():
             raise BadInput(
-                f"{path.name} is one part of {count}; {files[-1].name} is not beside it."
+                f"{path.name} is one part of {int(count)}; {files[-1].name} is not beside it."
             )
     return files
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a GGUF file, by its name or its content."""
+    if path.suffix.lower() == ".gguf" or not path.is_file():
+        return path.is_file()
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(4) == b"GGUF"
+    return False

@@ -15,10 +15,15 @@ from specdemo.host.terminal import size
 
 def cache_home() -> Path:
     """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in HF_HOME, else
-    in the user's cache folder. It may not exist yet."""
+    in the user's cache folder. It may not exist yet. Raises
+    FetchError if this user has no home folder."""
     caches = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    chosen = os.environ.get("SPECDEMO_HOME", "").strip() or Path(caches, "specdemo")
-    return Path(chosen).expanduser().absolute()
+    chosen = os.environ.get("SPECDEMO_HOME", "").strip() or os.path.join(caches, "specdemo")
+    path = os.path.expanduser(chosen)
+    if path.startswith("~"):
+        why = f"There is no home folder for {chosen}; set SPECDEMO_HOME to a folder of yours."
+        raise FetchError(why)
+    return Path(path).absolute()
 
 
 def measured_folder() -> Path:

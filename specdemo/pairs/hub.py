@@ -8,7 +8,9 @@ their hash; in any other folder a manifest is data like all else."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +24,14 @@ from huggingface_hub import constants
 from specdemo.convert import ir
 from specdemo.convert.ir import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
-from specdemo.host.disk import cache_home, file_size, require_space, sha256
+from specdemo.host.disk import (
+    cache_home,
+    file_size,
+    measured_folder,
+    replace_file,
+    require_space,
+    sha256,
+)
 from specdemo.host.hardware import in_background, require_memory
 from specdemo.host.terminal import Meter, Report, silent
 
@@ -30,9 +39,8 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
-PRELOADED = Path("~/.cache/huggingface/hub").expanduser()  # wherever HF_HOME points to
+PRELOADED = Path(os.path.expanduser("~/.cache/huggingface/hub"))  # wherever HF_HOME points to
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
-_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _SMALL = re.compile(
     rf"(?!{re.escape(ir.MANIFEST)})[^/]+\.(json|jinja|model|txt|py)"
     r"|openvino_(de)?tokenizer\.(xml|bin)"
@@ -143,7 +151,7 @@ def _choose(names: Collection[str], repo: str, head: bool = False) -> list[str]:
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
     if not weights:
-        has_gguf = any(name.endswith(".gguf") for name in names)
+        has_gguf = any(map(ir.GGUF_END.search, names))
         gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
         raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
     required = [*weights, "config.json", *([] if head else ["tokenizer.json"])]
@@ -156,9 +164,9 @@ def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
     """The parts of the GGUF file `kind` (FILE.gguf, or what its name ends with, such as Q4_K_M).
     Raises BadInput unless there is exactly one."""
     models: dict[str, list[str]] = {}
-    for name in sorted(name for name in names if name.endswith(".gguf")):
-        models.setdefault(_PART.sub("", name), []).append(name)
-    if (named := _PART.sub("", kind)) in models:
+    for name in sorted(filter(ir.GGUF_END.search, names)):
+        models.setdefault(ir.GGUF_END.sub("", name), []).append(name)
+    if (named := ir.GGUF_END.sub("", kind)) in models:
         return models[named]
     ending = re.compile(rf"(.*[-._/])?{re.escape(kind)}", re.I)
     matching = list(filter(ending.fullmatch, models))
@@ -290,11 +298,16 @@ def damaged(folder: Path) -> list[str]:
         hashes = _known_hashes(folder)
     except FetchError:
         return [ir.MANIFEST]
-    return [
-        name
-        for name, digest in hashes.items()
-        if not (folder / name).is_file() or sha256(folder / name) != digest
-    ]
+    return [name for name, digest in hashes.items() if _differs(folder / name, digest)]
+
+
+def _differs(path: Path, digest: str) -> bool:
+    try:
+        return sha256(path) != digest
+    except FileNotFoundError:
+        return True
+    except OSError:  # it cannot be read for a moment: the next start checks it again
+        return False
 
 
 def _known_hashes(folder: Path) -> dict[str, str]:
@@ -327,17 +340,30 @@ class Check:
     that the next start makes or fetches them again."""
 
     def __init__(self, folders: Sequence[Path] = ()):
+        key = hashlib.sha256(repr(folders).encode()).hexdigest()[:16]
+        self._unfinished = measured_folder() / f"{key}.unfinished"
         self._damage = in_background(lambda: list(filter(None, map(_discard_damaged, folders))))
 
     def require(self, seconds: float | None = None) -> None:
         """Raise DamagedModel if the check found damage. Waits at most `seconds` for its result
-        (None: without limit), and raises nothing if it is not there by then."""
-        with suppress(TimeoutError):
-            if damage := self._damage.result(seconds):
-                raise DamagedModel(
-                    f"{' and '.join(damage)} changed after it was made or fetched (its SHA-256 "
-                    "differs), so answers cannot be trusted; start again: it is replaced then."
-                )
+        (None: without limit, as after a process that could not wait for it), and raises nothing if
+        it is not there by then."""
+        if seconds and self._unfinished.exists():
+            seconds = None
+        try:
+            damage = self._damage.result(seconds)
+        except TimeoutError:
+            if seconds:
+                replace_file(self._unfinished, b"")
+            return
+        if seconds is None:
+            with suppress(OSError):
+                self._unfinished.unlink(missing_ok=True)
+        if damage:
+            raise DamagedModel(
+                f"{' and '.join(damage)} changed after it was made or fetched (its SHA-256 "
+                "differs), so answers cannot be trusted; start again: it is replaced then."
+            )
 
 
 def _discard_damaged(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Where a model comes from: finds, fetches or exports its IR."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,17 @@ EMBEDDED_DRAFT = Source("", "embedded draft")
 
 def source_of(text: str, field: str, weight_format: str) -> Source:
     """The folder, GGUF file or Hub repository that a `field` names. Raises InvalidOption."""
-    path = Path(text).expanduser().absolute()
-    if path.is_dir() or path.is_file() and path.suffix == ".gguf":
-        name = path.resolve().name.removesuffix(".gguf")
-        return Source(str(path), name, export=weight_format)
+    path = Path(os.path.expanduser(text)).absolute()
+    if path.is_dir() and not any(map(path.glob, ("*.xml", "*.safetensors"))):
+        files = sorted(filter(ir.is_gguf, path.glob("*")), reverse=True)
+        models = {ir.GGUF_END.sub("", file.name): file for file in files}
+        if len(models) > 1:
+            names = ", ".join(file.name for file in models.values())
+            wrong = "{} {text!r} holds several models; name one of {names:.300}."
+            raise InvalidOption(wrong, field, text=text, names=names)
+        path = next(iter(models.values()), path)
+    if path.is_dir() or ir.is_gguf(path):
+        return Source(str(path), ir.GGUF_END.sub("", path.resolve().name), export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         wrong = "{} {text!r} is no folder or GGUF file here, and no Hub repository."
         raise InvalidOption(wrong, field, text=text)
@@ -89,6 +97,8 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         key = hashlib.sha256(parts.encode()).hexdigest()[:10]
         name = f"{Path(source.name).name.replace(':', '-')}-{weight_format}-{key}"
         folder = disk.cache_home() / "exported" / name
+        if hub.is_complete(folder):  # also where nothing can be written
+            return Snapshot(folder, snapshot.revision)
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not hub.is_complete(folder):
                 export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
