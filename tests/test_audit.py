@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -27,12 +28,37 @@ from specdemo.bench.prompts import read_prompts
 from specdemo.commands.audit import AuditOptions
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.runs.settings import Settings
+from specdemo.runs.trace import as_json
 
 PROMPTS = [prompt.instruction for prompt in read_prompts()]
 PLAN = Plan(PROMPTS[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
 SMALL = dataclasses.replace(PLAN, prompts=PLAN.prompts[:2], draws=60)
 EVERY = frozenset(PROPERTIES) - {"greedy", "repeat"}
 SHARES = (0.4, 0.3, 0.2, 0.1)
+
+
+# Reports that go on
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"draws": 60}, "has draws 60 in the file of --json and 100 here; give the same, or start"),
+        ({"settings": {"max_new_tokens": 9}}, "has max_new_tokens 9 in the file of --json and 12"),
+        ({"rows": [{"engine": 1}]}, "is no complete report of an audit .*without --resume"),
+        ({"settings": None}, "is no complete report of an audit"),
+    ],
+)
+def test_an_audit_goes_on_with_a_report_of_the_same_settings_only(change, words):
+    report = AuditReport(settings=Settings(max_new_tokens=12), prompts=2, draws=100)
+    earlier = json.loads(as_json(report)) | change
+    again = dataclasses.replace(report)
+    with pytest.raises(BadInput, match=words) if words else contextlib.nullcontext():
+        again.resume(json.dumps(earlier).encode())
+    for content in (b"", b"[]", b"\xff", json.dumps(earlier).encode()[:-9]):
+        with pytest.raises(BadInput, match="no complete report"):
+            again.resume(content)
 
 
 # Statistics

@@ -14,7 +14,10 @@ from specdemo.audit.comparison import Cell, Plan, Subject
 from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.audit.properties import PROPERTIES, cell_of
 from specdemo.audit.report_page import ReportHeader
+from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress
+from specdemo.options import shown
+from specdemo.runs.trace import as_json
 
 SIGNIFICANCE = 0.01
 """The chance that a correct engine fails the sampled part: of all cells of a report together."""
@@ -49,11 +52,26 @@ class AuditReport(ReportHeader):
     sampling_cells: int = 0
     created: str = ""
 
-    def resume(self, text: str) -> None:
-        """Go on with the rows of an earlier report, given as JSON."""
-        earlier = json.loads(text)
-        self.rows = TypeAdapter(list[AuditRow]).validate_python(earlier["rows"])
-        self.left_out = earlier["left_out"]
+    def resume(self, content: bytes) -> None:
+        """Go on with the rows of an earlier report, given as JSON. Raises BadInput for another file
+        or a report with other settings, prompts or draws."""
+        try:
+            earlier = json.loads(content)
+            rows = TypeAdapter(list[AuditRow]).validate_python(earlier["rows"])
+            left_out = TypeAdapter(dict[str, str]).validate_python(earlier["left_out"])
+            before = {**earlier["settings"], "prompts": earlier["prompts"]}
+            before["draws"] = earlier["draws"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = f"is no complete report of an audit ({type(error).__name__})"
+            raise BadInput(f"The file of --json {why}; start without --resume.") from error
+        now = json.loads(as_json(self))
+        now = {**now["settings"], "prompts": self.prompts, "draws": self.draws}
+        for name in before:
+            if before[name] != now.get(name):
+                there, here = shown(before[name]), shown(now.get(name))
+                why = f"has {name} {there} in the file of --json and {here} here"
+                raise BadInput(f"The audit {why}; give the same, or start without --resume.")
+        self.rows, self.left_out = rows, left_out
 
     def judge(self) -> None:
         """A sampled cell fails where a draw failed, or where Holm's correction over all p-values of

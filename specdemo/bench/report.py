@@ -317,7 +317,7 @@ class PeerAnswers:
 
     def _tokens_per_s(self, peer: Peer) -> float:
         """Decoding tokens per second: the first token of an answer comes from prefill."""
-        tokens = sum(len(ids) - 1 for ids, _ in self._answers[peer])
+        tokens = sum(max(len(ids) - 1, 0) for ids, _ in self._answers[peer])
         return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
 
 

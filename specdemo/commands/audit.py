@@ -96,7 +96,7 @@ def audit(
     plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
     report = auditor.AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
     if options.resume and file:
-        report.resume(file.read_text(encoding="utf-8"))
+        report.resume(file.read_bytes())
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:

@@ -32,13 +32,13 @@ def started(
     *arguments: str, program: str = sys.executable, **environment: str
 ) -> Iterator[ServerProcess]:
     """Run `PROGRAM ARGUMENTS --host 127.0.0.1 --port PORT` in the project's folder until the block
-    ends. Yields once its /health says that it is ready. Raises RequestFailed if it ends or fails
-    before."""
+    ends, ours without a key. Yields once its /health says that it is ready. Raises RequestFailed if
+    it ends or fails before."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}"
     full = [program, *arguments, "--host", "127.0.0.1", "--port", port]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "SPECDEMO_API_KEY": "", **environment}
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(full, stdout=log, stderr=log, cwd=ROOT, env=env, text=True) as process,
