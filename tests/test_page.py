@@ -784,6 +784,11 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
         "window.specdemo.race.overlay(1, [{ name: 'slow', times: [0, 2], tokens: [1, 8] }])"
     )
     page.wait_for_function(f"{place} < {before} - 50")
+    name = "<a href='//x.example'>b</a> &lt;"
+    curve = "window.specdemo.race.overlay([{ name, times: [0, 2], tokens: [1, 8] }])"
+    page.evaluate(f"name => {{ {curve} }}", name)
+    expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
+    expect(page.locator(".sd-chart a")).to_have_count(0)
 
 
 def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
