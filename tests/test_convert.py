@@ -330,6 +330,14 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
     assert 2 not in own.encode("</s>a", special=False)
 
 
+def test_a_vocabulary_that_can_be_split_in_too_many_ways_is_refused():
+    words = ["a" * length for length in range(1, 1025)]
+    kinds, scores = [TokenType.NORMAL] * len(words), [0.0] * len(words)
+    metadata = gguf_file.GgufVocabulary(tokens=words, token_type=kinds, scores=scores)
+    with pytest.raises(ValueError, match="split in too many ways"):
+        gguf_file._of_pieces(metadata)
+
+
 def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
     """SentencePiece's rule, as llama.cpp has it, for tokens in the order of their scores."""
     parts = list("▁" + text.replace(" ", "▁")) if text else []
@@ -710,6 +718,28 @@ def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path):
     (tmp_path / "extra.gguf").write_bytes(data)
     with pytest.raises(BadInput, match="attn_k_norm.weight, which llama has not|attn_q_norm"):
         export(tmp_path / "extra.gguf", tmp_path / "out", "int8")
+
+
+def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(file, tmp_path):
+    for name in ("tiny.GGUF", "folder/tiny.gguf", "5f7c"):
+        (path := tmp_path / name).parent.mkdir(exist_ok=True)
+        path.write_bytes(file.read_bytes())
+    for named, path, name in (
+        ("tiny.GGUF", "tiny.GGUF", "tiny"),
+        ("folder", "folder/tiny.gguf", "tiny"),
+        ("5f7c", "5f7c", "5f7c"),
+    ):
+        source = sources.source_of(str(tmp_path / named), "model", "int8")
+        assert (source.repo, source.name) == (str(tmp_path / path), name)
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(BadInput, match=r"several models; name one of tiny.GGUF, other.gguf, 5f7c"):
+        sources.source_of(str(tmp_path), "model", "int8")
+
+
+def test_an_adapter_is_called_one(file):
+    adapter = replace(gguf_file.read(file), fields={"general.type": "adapter"})
+    with pytest.raises(BadInput, match=r"^tiny-Q8_0.gguf is an adapter \(LoRA\), no model; merge"):
+        gguf_file.decoder(adapter)
 
 
 def test_a_gguf_file_is_named_by_its_path_or_by_repository_and_kind(file, monkeypatch):

@@ -356,3 +356,13 @@ def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path
 def test_a_long_conversation_is_no_endless_one():
     turns = user(*["x" * 1000] * 999)
     assert len(CHATML.text(turns)) > 999_000
+
+
+def test_a_prompt_is_not_encoded_if_the_context_cannot_hold_its_characters(
+    embedded_pair, monkeypatch
+):
+    template = Template("t", "{{ messages[0].content }}{{ 'e ' * 2000000 }}", context=2048)
+    monkeypatch.setattr(Tokenizer, "encode_marked", None)
+    with pytest.raises(BadInput, match=r"makes 4,000,\d+ characters of this conversation; this"):
+        template.render("Hello", embedded_pair.tokenizer)
+    assert embedded_pair.template.context == embedded_pair.context_limit

@@ -10,9 +10,10 @@ import tokenizers
 from helpers import CHATML
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, Regex, decoders, normalizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Metaspace, Split, WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
@@ -33,6 +34,24 @@ def tokenizer(embedded_pair) -> Tokenizer:
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` with special tokens written out."""
     return tokenizer._parsing.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("normalizer", normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 6)),
+        ("normalizer", normalizers.Replace(Regex(""), "e" * 40)),
+        ("decoder", decoders.Sequence([decoders.Replace("e", "ee")] * 6)),
+        ("post_processor", TemplateProcessing(single="$A " * 40)),
+        ("post_processor", TemplateProcessing(["a", "$A"], special_tokens=[("a", [0] * 99)])),
+    ],
+)
+def test_a_tokenizer_that_makes_texts_much_longer_is_refused(tmp_path, name, part):
+    made = tokenizers.Tokenizer(BPE({"a": 0, "e": 1}, []))
+    setattr(made, name, part)
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(FetchError, match=f"has a {name} that makes texts [0-9,]+ times as long"):
+        Tokenizer(tmp_path / "tokenizer.json")
 
 
 @settings(max_examples=300, deadline=None)

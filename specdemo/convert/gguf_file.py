@@ -44,6 +44,7 @@ _DIMENSION = 1 << 32
 CHARACTERS = 1 << 22  # of a vocabulary; 262,000 tokens have 2 million
 _SHORT_FACTORS = "rope_factors_short.weight"
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_MERGED = 1 << 24  # characters of all merges, and 16 each: the largest vocabularies take 13 million
 _WORDS = (
     rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{%s}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -217,6 +218,9 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     BadInput for an architecture or a feature that `decoder` does not have, and for impossible
     values."""
     kind, tensors = file.architecture, dict(file.tensors)
+    if (content := file.fields.get("general.type", "model")) != "model":
+        what = "an adapter (LoRA)" if content == "adapter" else f"of the type {content!r:.40}"
+        raise BadInput(f"{file.path.name} is {what}, no model; merge it into its model first.")
     experts = file.fields.get(f"{kind}.expert_count")
     if kind not in READABLE or experts:
         raise BadInput(
@@ -413,12 +417,14 @@ def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
         for token, score, kind in zip(tokens, metadata.scores, metadata.token_type, strict=True)
         if kind == TokenType.NORMAL
     }
-    merges = [
-        (token[:middle], token[middle:])
-        for token in sorted(scores, key=scores.__getitem__, reverse=True)
-        for middle in range(1, len(token))
-        if token[:middle] in scores and token[middle:] in scores
-    ]
+    merges, room = [], _MERGED
+    for token in sorted(scores, key=scores.__getitem__, reverse=True):
+        for middle in range(1, len(token)):
+            if token[:middle] in scores and token[middle:] in scores:
+                merges.append((token[:middle], token[middle:]))
+                room -= len(token) + 16
+        if room < 0:
+            raise ValueError("its tokens can be split in too many ways")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     rules = {"unk_token": tokens[max(metadata.unk, 0)], "fuse_unk": True, "byte_fallback": True}
     tokenizer = Tokenizer(BPE(vocabulary, merges, **rules))

@@ -113,7 +113,9 @@ def _opened(
                 "its text is encoded again with the target's tokenizer."
             )
             translation = partial(TextTranslation, tokenizer, draft_tokenizer)
-    template = replace(template, thinking=choice.thinking)
+    # Beyond a model's context, learned positions fail and rotary ones are untrained.
+    context = context or draft_context or 2048
+    template = replace(template, thinking=choice.thinking, context=context)
     embedded_draft = pair.embedded and not (pair.draft and pair.draft.repo)
     typical = embedded_draft and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
     return LoadedPair(
@@ -136,8 +138,7 @@ def _opened(
         tokenizer=tokenizer,
         template=template,
         stop_ids=stop_ids,
-        # Beyond a model's context, learned positions fail and rotary ones are untrained.
-        context_limit=context or draft_context or 2048,
+        context_limit=context,
         draft_context=draft_context,
         translation=translation,
         typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,

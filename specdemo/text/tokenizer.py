@@ -8,8 +8,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import tokenizers
 
@@ -41,6 +43,7 @@ FILL_IN_MARKERS = (
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """The form of special tokens, and of others such as <think>."""
 
+MAX_GROWTH = 32
 TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
@@ -57,6 +60,10 @@ class Tokenizer:
             content = json.loads(text)
             if len(content.get("added_tokens") or ()) > ADDED_TOKENS:
                 raise FetchError(f"{path} has more than {ADDED_TOKENS:,} added tokens.")
+            for name in ("normalizer", "decoder", "post_processor"):
+                if (growth := _growth(content.get(name))) > MAX_GROWTH:
+                    why = f"has a {name} that makes texts {growth:,} times as long"
+                    raise FetchError(f"{path} {why}; at most {MAX_GROWTH} times can be used.")
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
         except FetchError:
@@ -262,6 +269,22 @@ class TextStream:
         text = self._decode(tail)
         if text and self._text.endswith(text) and not text.startswith(REPLACEMENT):
             self._ids, self._text, self._shown = tail, text, len(text)
+
+
+def _growth(part: Any) -> int:
+    """How many times as long a part of a tokenizer's file can make a text."""
+    if isinstance(part, list):
+        return prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    kind, pattern = part.get("type"), part.get("pattern")
+    if kind == "Replace" and isinstance(pattern, dict):
+        shortest = len(pattern.get("String", ""))
+        return max(1, -(-len(part["content"]) // max(1, shortest)))
+    if kind == "TemplateProcessing":
+        tokens = [len(token["ids"]) for token in part["special_tokens"].values()]
+        return len(part["single"]) * max(tokens, default=1)
+    return prod(map(_growth, part.values()))
 
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> tokenizers.Encoding:
