@@ -36,14 +36,17 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     return tokenizer._parsing.decode(ids, skip_special_tokens=False)
 
 
+LONG = {"id": "a", "ids": [0] * 99, "tokens": ["a"] * 99}
+
+
 @pytest.mark.parametrize(
     ("name", "part"),
     [
         ("normalizer", normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 6)),
         ("normalizer", normalizers.Replace(Regex(""), "e" * 40)),
         ("decoder", decoders.Sequence([decoders.Replace("e", "ee")] * 6)),
-        ("post_processor", TemplateProcessing(single="$A " * 40)),
-        ("post_processor", TemplateProcessing(["a", "$A"], special_tokens=[("a", [0] * 99)])),
+        ("post_processor", TemplateProcessing(["$A"] * 40)),
+        ("post_processor", TemplateProcessing(["a", "$A"], special_tokens=[LONG])),
     ],
 )
 def test_a_tokenizer_that_makes_texts_much_longer_is_refused(tmp_path, name, part):

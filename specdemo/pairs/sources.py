@@ -38,7 +38,8 @@ EMBEDDED_DRAFT = Source("", "embedded draft")
 def source_of(text: str, field: str, weight_format: str) -> Source:
     """The folder, GGUF file or Hub repository that a `field` names. Raises InvalidOption."""
     path = Path(os.path.expanduser(text)).absolute()
-    if path.is_dir() and not any(map(path.glob, ("*.xml", "*.safetensors"))):
+    kinds = {file.suffix for file in path.glob("*")}
+    if path.is_dir() and not kinds & {".xml", ".safetensors"}:
         files = sorted(filter(ir.is_gguf, path.glob("*")), reverse=True)
         models = {ir.GGUF_END.sub("", file.name): file for file in files}
         if len(models) > 1:

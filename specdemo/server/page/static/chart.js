@@ -88,9 +88,6 @@ export const curvesOf = ({ rounds, baseline, repeats = [], verdict }) => {
 
 const reached = ({ x, y }, time) => y[x.findLastIndex((one) => one <= time + 1e-9)] ?? 0;
 
-/* A text for Plotly, which reads a subset of HTML in all texts. */
-const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
-
 const curve = (name, { x, y }, look, hover) => ({
   type: "scatter", mode: "lines", name, x, y, line: { ...look, shape: "hv" },   // tokens come in rounds
   ...(hover ? { text: x.map(hover), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
