@@ -231,9 +231,6 @@ class RaceTab:
         set_by_example = [self.inputs["question"], schema]
         for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
             example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
-        # One's own question has no use for the schema of an example.
-        own = f"(schema) => ({json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema)"
-        self.inputs["question"].input(None, schema, schema, js=own, **PRIVATE)
         texts = "() => window.specdemo.page.then((page) => page.texts())"
         gr.on(self._shown, None, None, self._texts, js=texts, **PRIVATE)
         self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
