@@ -18,6 +18,7 @@ from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
 from specdemo.engine.backends import numerics
+from specdemo.engine.backends.kernels import PROPERTY
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
@@ -34,6 +35,7 @@ SETTINGS = {
     "dynamic quantization, fixed shapes": ModelSettings(properties=F32, fixed_shapes=(1, 2, 4, 8)),
     "no dynamic quantization": dataclasses.replace(CLOSE, fixed_shapes=()),
     "no dynamic quantization, fixed shapes": CLOSE,
+    "kernels": dataclasses.replace(CLOSE, properties=(*CLOSE.properties, PROPERTY)),
     "f16 cache": ModelSettings(properties=(F32[0], ("KV_CACHE_PRECISION", "f16"))),
 }
 
@@ -41,6 +43,8 @@ SETTINGS = {
 @pytest.fixture(scope="module", params=SETTINGS)
 def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
+    if request.param == "kernels":
+        pytest.importorskip("llvmlite")
     model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
     list(model.compiling)
     return model, measure_invariance(model)

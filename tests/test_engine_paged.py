@@ -211,26 +211,20 @@ def test_chunks_cover_the_prompt_and_never_leave_one_token_alone(size):
         assert min(lengths) > 1 and max(lengths) <= min(size + 1, MERGED_TOKENS)
 
 
-# Matrix products: joined, cut, and split where their sums depend on how many tokens run together.
+# Matrix products: joined and cut.
 
 EXACT = dict(CLOSE.properties)
 ALIVE: list[ov.Tensor] = []  # graphs share the memory of these
-WIDE = 4864  # of Qwen2.5-0.5B; without VNNI OpenVINO sums five tokens in another order than four
 
 
-def weights(kind: str, columns: int, group: int = 0) -> ov.Output:
-    """A matrix of 64 rows; without a `group` each row has one scale."""
-    if kind == "f16":
-        half = ops.constant((RNG.random((64, columns)) - 0.5).astype(np.float16))
-        return ops.convert(half, "f32").output(0)
-    group = group or columns
+def weights(kind: str, columns: int, group: int) -> ov.Output:
+    """A matrix of 64 rows."""
     integers = ov.Tensor(getattr(ov.Type, kind), ov.Shape([64, columns // group, group]))
     ALIVE.append(integers)
     flat = products.raw_bytes(integers)
     flat[:] = RNG.integers(0, 256, flat.size, np.uint8)
     scales = RNG.random((64, columns // group, 1)).astype(np.float16)
-    zeros = RNG.integers(0, 16, scales.shape, np.uint8) if kind == "u4" else None
-    return compressed(integers, scales, zeros)
+    return compressed(integers, scales)
 
 
 def network(matrix: ov.Output) -> ov.Model:
@@ -259,34 +253,3 @@ def test_an_output_matrix_whose_groups_share_a_scale_stays_compressed_when_it_is
     assert "Slice" not in kinds(decoder)
     cut = CORE.compile_model(decoder, "CPU", EXACT)([state, rows])[0]
     assert cut == pytest.approx(whole[..., :4], rel=1e-4, abs=1e-3)
-
-
-@pytest.mark.parametrize(("kind", "group"), [("f16", 0), ("i8", 0), ("i4", 0), ("u4", 64)])
-def test_a_split_product_is_the_sum_of_its_parts(kind, group, monkeypatch):
-    answers = iter([False, False, True])
-    monkeypatch.setattr(products, "_equal", lambda *_: next(answers))
-    model = network(weights(kind, 384, group))
-    x = RNG.standard_normal((5, 1, 384)).astype(np.float32)
-    whole = CORE.compile_model(model, "CPU", EXACT)([x])[0]
-    products.split_products(CORE, model, EXACT)
-    assert kinds(model).count("MatMul") == 3 and "Slice" not in kinds(model)
-    split = CORE.compile_model(model, "CPU", EXACT)([x])[0]
-    assert split == pytest.approx(whole, rel=1e-4, abs=1e-3)
-
-
-def test_a_product_that_no_parts_make_equal_or_that_cannot_be_divided_stays(monkeypatch):
-    monkeypatch.setattr(products, "_equal", lambda *_: False)
-    for columns in (384, 7):  # no number of parts divides 7
-        products.split_products(CORE, model := network(weights("i8", columns)), EXACT)
-        assert kinds(model).count("MatMul") == 1
-
-
-@pytest.mark.parametrize(("kind", "group"), [("i8", 0), ("u4", 64)])
-def test_a_row_of_a_wide_product_has_the_same_bits_beside_any_others(kind, group):
-    model = network(weights(kind, WIDE, group))
-    products.split_products(CORE, model, EXACT)
-    compiled = CORE.compile_model(model, "CPU", EXACT)
-    x = RNG.standard_normal((64, 1, WIDE)).astype(np.float32)
-    expected = compiled([x])[0].copy()
-    for rows in (2, 3, 4, 5, 7, 8, 12, 16, 32):
-        assert np.array_equal(compiled([x[:rows]])[0], expected[:rows]), rows

@@ -30,7 +30,7 @@ from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
-from .profile import Profile
+from .profile import ModelProfile, Profile
 from .request import Request, Target
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
@@ -198,6 +198,8 @@ class Engine:
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
+        if name == "exact":
+            known = numerics.usable(known, files.target)
         model, invariance = numerics.open_target(
             files, self.core, name == "exact", known, self._available_bytes()
         )
@@ -214,19 +216,23 @@ class Engine:
         return target
 
     def _open_draft(self, target: Target) -> None:
-        files, known = self._files, self._known
+        files = self._files
         source = self._head or files.draft
         assert source is not None, "asked for only if there are drafts"
         draft: HeadSource | ModelSource
+        known = self._known.draft
         if self._head is not None and not files.head_layers:
             draft = HeadSource(DraftHead(self._head, self.core))
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             device = "CPU" if self._head else files.draft_device
             tried = source, device, files.kv_cache, isinstance(source, Path), self.core
-            properties = known.draft.properties or numerics.candidates(*tried)[0]
+            known = numerics.usable(known, source) or ModelProfile()
+            properties = known.properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
+            if numerics.uses_kernels(source):
+                shapes = numerics.KERNEL_SHAPES
             vocabulary, whole = DRAFT_VOCABULARY, target.model.vocabulary_size
             if files.translation is None:
                 vocabulary = whole if whole >= 4 * vocabulary else min(whole, vocabulary)
@@ -241,8 +247,8 @@ class Engine:
                     draft = TranslatedSource(model, files.draft_context, files.translation)
             self._fix_cache(draft.decoder)
             self._caches["draft"] = draft.prefixes
-        if costs := known.draft.costs:
-            draft.runner.costs.learn(costs, known.draft.change, known.draft.attention, lasting=True)
+        if costs := known.costs:
+            draft.runner.costs.learn(costs, known.change, known.attention, lasting=True)
         self.draft = draft
 
     def _preparation(self, target: Target) -> Generator[None]:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from specdemo.engine import checkpoint
+from specdemo.engine.backends.kernels import plugin_properties
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
 from specdemo.engine.policy import Acceptance
@@ -82,7 +83,7 @@ class Session(AbstractContextManager["Session"]):
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
-        return dict(self._engine.target(numerics).model.settings.properties)
+        return plugin_properties(self._engine.target(numerics).model.settings.properties)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -24,7 +24,7 @@ from .graph import (
     residual_stream,
 )
 from .paged import PagedModel
-from .products import fuse_products
+from .products import fuse_products, use_kernels
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
 JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
@@ -68,8 +68,10 @@ class EagleHead(PagedModel):
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
         head = read_head(core, xml, self._target)
         self.head_tokens, self._width = head.tokens, head.width
-        joining = core.compile_model(head.joining, "CPU", dict(self.settings.properties))
+        joining = core.compile_model(head.joining, "CPU", self.plugin)
         self._join = joining.create_infer_request()
+        if self.kernels:
+            use_kernels(head.step)
         return head.step
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:

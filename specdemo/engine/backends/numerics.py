@@ -17,7 +17,7 @@ from ..cache import KVSequence
 from ..checkpoint import Checkpoint, PairFiles, weights_size
 from ..messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
 from ..profile import Invariance, ModelProfile, Properties
-from . import graph
+from . import graph, kernels
 from .draft_head import fractions
 from .paged import open_model
 
@@ -40,6 +40,11 @@ FINE_COST_RATIO = 1.6
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a model gets fixed shapes. For larger ones a change of size
 costs little beside a forward; for smaller ones forwards cost little."""
+
+KERNEL_WEIGHTS, KERNEL_SHAPES = 200_000_000, (1, 4, 2, 3, 6, 8)
+"""Bytes of weights from which products are computed by `kernels` where there is no VNNI: the plugin
+takes 20 us to call one, so a token of 135 MB took 1.4 times as long. Their instances share the
+weights, so each of the sizes has one."""
 
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
@@ -77,8 +82,24 @@ def candidates(
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
     group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
     tried: list[Properties] = [(_F32, cache, group) for cache in caches]
+    if uses_kernels(source):
+        tried.insert(0, (_F32, caches[0], (GROUP, "0"), kernels.PROPERTY))
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
     return tried if kv_cache == "u8" else [*tried, (_F32, caches[-1], (GROUP, "0"))]
+
+
+def uses_kernels(source: Path | Checkpoint) -> bool:
+    """Whether `kernels` compute the products of a model with exact numerics here. Not timed: the
+    answers of a target must not depend on a near tie."""
+    ir = isinstance(source, Path)
+    return ir and weights_size(source) >= KERNEL_WEIGHTS and kernels.available()
+
+
+def usable(known: ModelProfile | None, source: Path | Checkpoint) -> ModelProfile | None:
+    """`known` if it was measured with the kind of products that `source` is computed with here."""
+    if known is None or (kernels.PROPERTY in known.properties) != uses_kernels(source):
+        return None
+    return known
 
 
 def activation_group(model: ov.Model) -> int:
@@ -121,7 +142,9 @@ def open_target(
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        model = open_model(source, replace(settings, properties=properties), core)
+        own_shapes = KERNEL_SHAPES if kernels.PROPERTY in properties else shapes
+        chosen = replace(settings, properties=properties, fixed_shapes=own_shapes)
+        model = open_model(source, chosen, core)
         if exact and known is None:
             invariance = measure_invariance(model)
             if invariance.tokens >= USEFUL_TOKENS and (

@@ -19,8 +19,8 @@ from ..checkpoint import Checkpoint
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
-from . import graph
-from .products import fuse_products, raw_bytes, split_products
+from . import graph, kernels
+from .products import fuse_products, raw_bytes, use_kernels
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
@@ -129,15 +129,17 @@ class PagedModel:
         self.costs = CostModel()
         self.size = 0
         core = core or ov.Core()
+        self.plugin = kernels.plugin_properties(settings.properties)
+        self.kernels = kernels.PROPERTY in settings.properties
         model = self._read(core, xml)
-        if settings.properties:  # without any, exactness is not asked for
-            split_products(core, model, dict(settings.properties))
         self.compiling = self._compile_fixed(core, model)
         try:
-            compiled = core.compile_model(model, "CPU", dict(settings.properties))
+            compiled = core.compile_model(model, "CPU", self.plugin)
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {graph.last_line(error)}") from error
+        if self.kernels:
+            kernels.shared().start(self.threads)
         self._dynamic = Instance(compiled)
         self._fixed: dict[int, Instance] = {}
         ports = self._dynamic.cache_ports
@@ -157,6 +159,8 @@ class PagedModel:
             raise ModelError(f"{why}: {graph.last_line(error)}") from error
         if self.settings.hidden is not None:
             graph.add_hidden(model, self.settings.hidden)
+        if self.kernels:
+            use_kernels(model)
         fuse_products(model)
         return model
 
@@ -251,11 +255,11 @@ class PagedModel:
 
     def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
         """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
-        properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
+        sizes = self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             chosen = sizes[begin : begin + COMPILED_TOGETHER]
             graphs = [graph.with_fixed_shape(model, size) for size in chosen]
-            compiling = partial(core.compile_model, device_name="CPU", config=properties)
+            compiling = partial(core.compile_model, device_name="CPU", config=self.plugin)
             with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
                 for size, compiled in zip(chosen, pool.map(compiling, graphs), strict=True):
                     self._add_fixed(size, Instance(compiled))

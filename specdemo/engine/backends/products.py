@@ -1,34 +1,25 @@
 """Changes the matrix products of a decoder's graph before it is compiled: joins small ones that
-share their input, and splits those whose sums depend on how many tokens run together."""
+share their input, or hands all of compressed weights to `kernels`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from . import kernels
+
 FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
-
-PARTS = (1, 2, 3, 4)
-"""Numbers of parts that are tried. Without VNNI the plugin adds 4,096 columns at a time if they are
-8,192 at most, but only from five tokens on: two parts round alike."""
-
-COMPARED_ROWS = (4, 2, 3, 5, 8, 16, 64)
-"""Rows of the products that are compared, all with the first; other kernels begin at other sizes.
-A single row is left to the guard."""
 
 
 def fuse_products(model: ov.Model) -> None:
     """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
     into one, in place. Sums and their order stay the same, so the bits do too. In a small model the
     start of a product takes as long as the product."""
-    sharing = defaultdict(list)
-    for product in _products(model):
-        source = product.input_value(0)
-        sharing[source.get_node().get_name(), source.get_index()].append(product)
-    for products in sharing.values():
+    for products in _sharing(model):
         weights = [product.input_value(1).get_node() for product in products]
         stacked = rebuilt(weights, _stacked) if len(weights) > 1 else None
         if stacked is None:
@@ -41,65 +32,113 @@ def fuse_products(model: ov.Model) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def split_products(core: ov.Core, model: ov.Model, properties: Mapping[str, str]) -> None:
-    """Split the products whose sums depend, with these plugin `properties`, on how many tokens run
-    together into as few parts as make them independent, in place. Each number of columns is tried
-    with the smallest product that has it; what no number of parts makes independent stays whole."""
-    by_columns = defaultdict(list)
-    for product in _products(model):
-        by_columns[product.input_value(1).get_shape()[1]].append(product)
-    for columns, products in by_columns.items():
-        smallest = min(products, key=lambda product: product.input_value(1).get_shape()[0])
-        for parts in PARTS:
-            x = ops.parameter([-1, 1, columns], ov.Type.f32)
-            tried = _in_parts(x.output(0), smallest.input_value(1), parts)
-            if tried is not None and _equal(core, ov.Model([ops.result(tried)], [x]), properties):
-                for product in products if parts > 1 else ():
-                    split = _in_parts(product.input_value(0), product.input_value(1), parts)
-                    if split is not None:
-                        product.output(0).replace(split.output(0))
-                break
+class Product(ov.Op):  # type: ignore[misc]
+    """The products of an input with `matrices`, an output each, computed by kernels. Of two with
+    the same input and `number` the plugin keeps one."""
+
+    numbers = count()
+
+    def __init__(self, inputs: list[ov.Output], matrices: list[kernels.Matrix], number: int):
+        super().__init__(self)
+        self.matrices, self.number = matrices, number
+        self.set_arguments(inputs)
+        self.constructor_validate_and_infer_types()
+
+    def validate_and_infer_types(self) -> None:
+        rows = list(self.get_input_partial_shape(0))[:-1]
+        self.set_output_size(len(self.matrices))
+        for index, matrix in enumerate(self.matrices):
+            shape = ov.PartialShape([*rows, ov.Dimension(matrix.outputs)])
+            self.set_output_type(index, ov.Type.f32, shape)
+
+    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> ov.Node:
+        return Product(inputs, self.matrices, self.number)
+
+    def visit_attributes(self, visitor: Any) -> bool:
+        visitor.on_attributes({"number": self.number})
+        return True
+
+    def has_evaluate(self) -> bool:
+        return True
+
+    def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        x = inputs[0].data
+        rows = x.size // self.matrices[0].columns
+        places = [output.data.ctypes.data for output in outputs]
+        kernels.shared().multiply(self.matrices, x.ctypes.data, places, rows)
+        return True
+
+
+def use_kernels(model: ov.Model) -> None:
+    """Replace the products of compressed weights that kernels compute, in place."""
+    for products in _sharing(model):
+        alike = defaultdict(list)
+        for product in products:
+            if (matrix := _packed(product.input_value(1).get_node())) is not None:
+                alike[matrix.bits, matrix.group].append((product, matrix))
+        for pairs in alike.values():
+            source, matrices = products[0].input_value(0), [matrix for _, matrix in pairs]
+            made = Product([source], matrices, next(Product.numbers))
+            for output, (product, _) in zip(made.outputs(), pairs, strict=True):
+                product.output(0).replace(output)
     model.validate_nodes_and_infer_types()
 
 
-def _in_parts(x: ov.Output, weights: ov.Output, parts: int) -> ov.Node | None:
-    """The product of `x` and `weights` [rows, columns] as a sum of products of so many equal parts
-    of the columns; None if the columns cannot be divided like this."""
-    product = partial(ops.matmul, transpose_a=False, transpose_b=True)
-    if parts == 1:
-        return product(x, weights)
-    node, columns = weights.get_node(), weights.get_shape()[1]
-    cuts = [rebuilt([node], partial(_columns, part=part, parts=parts)) for part in range(parts)]
-    if columns % parts or None in cuts:
+def _packed(node: ov.Node) -> kernels.Matrix | None:
+    """The weights of an expression (stored - zero) * scale of constants; None for others."""
+    node = _before(node, "Convert", "Reshape")
+    if node.get_type_name() != "Multiply":
         return None
-    pieces = ops.variadic_split(x, ops.constant(np.int64(-1)), [columns // parts] * parts)
-    return reduce(ops.add, map(product, pieces.outputs(), cuts))
-
-
-def _columns(tensors: list[ov.Tensor], part: int, parts: int) -> ov.Node | None:
-    """Part `part` of the columns of a tensor [rows, columns] or [rows, groups, group]; scales of
-    whole rows stay."""
-    [tensor] = tensors
-    rows, columns, *rest = tensor.shape
-    if columns == 1 and rest in ([], [1]):
-        part, parts = 0, 1
-    content = raw_bytes(tensor).reshape(rows, -1)
-    width, left = divmod(content.shape[1], parts)
-    if columns % parts or left:
+    stored, scale = (_before(value.get_node(), "Convert") for value in node.input_values())
+    zero = None
+    if stored.get_type_name() == "Subtract":
+        stored, zero = (_before(value.get_node(), "Convert") for value in stored.input_values())
+    constants = [constant for constant in (stored, scale, zero) if constant is not None]
+    if any(constant.get_type_name() != "Constant" for constant in constants):
         return None
-    # A copy: a constant of this tensor itself would not keep its memory.
-    cut = ov.Tensor(tensor.element_type, ov.Shape([rows, columns // parts, *rest]))
-    raw_bytes(cut)[:] = content[:, part * width : (part + 1) * width].reshape(-1)
-    return ops.constant(cut)
+    kind, rows = stored.get_element_type(), stored.get_output_shape(0)[0]
+    groups = int(np.prod(scale.get_output_shape(0))) // rows
+    known = {ov.Type.i4: (4, 0x88, 8), ov.Type.u4: (4, 0, 0)}
+    known |= {ov.Type.i8: (8, 0, 0), ov.Type.u8: (8, 0x80, -128)}
+    if kind not in known or scale.get_element_type() != ov.Type.f16 or not groups:
+        return None
+    bits, flipped, moved = known[kind]
+    raw = raw_bytes(stored.get_tensor_view())
+    scales = scale.get_tensor_view().data.reshape(rows, groups)
+    zeros = np.zeros(1, np.int16) if zero is None else _integers(zero)
+    if zeros is None or raw.size * 8 % (rows * bits) or zeros.size not in (1, rows * groups):
+        return None
+    zeros = np.broadcast_to(zeros.reshape(-1, groups) if zeros.size > 1 else zeros, scales.shape)
+    return kernels.pack(
+        raw.reshape(rows, -1), bits, scales, (zeros + moved).astype(np.int8), flipped
+    )
 
 
-def _equal(core: ov.Core, product: ov.Model, properties: Mapping[str, str]) -> bool:
-    """Whether the rows of a product are bitwise equal for all COMPARED_ROWS."""
-    compiled = core.compile_model(product, "CPU", dict(properties))
-    columns = product.inputs[0].partial_shape[2].get_length()
-    x = np.random.default_rng(0).standard_normal((max(COMPARED_ROWS), 1, columns), np.float32)
-    first, *others = (compiled([x[:rows]])[0][:, 0].copy() for rows in COMPARED_ROWS)
-    return all(np.array_equal(first[: len(rows)], rows[: len(first)]) for rows in others)
+def _integers(constant: ov.Node) -> np.ndarray | None:
+    """The values of a constant of 4 or 8 bits, int16; None for others."""
+    kind, raw = constant.get_element_type(), raw_bytes(constant.get_tensor_view())
+    if kind == ov.Type.u4:
+        halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)
+        return halves[: int(np.prod(constant.get_output_shape(0)))].astype(np.int16)
+    if kind in (ov.Type.u8, ov.Type.i8):
+        return raw.view(np.int8 if kind == ov.Type.i8 else np.uint8).astype(np.int16)
+    return None
+
+
+def _before(node: ov.Node, *kinds: str) -> ov.Node:
+    """The node whose output reaches `node` through nodes of these `kinds`."""
+    while node.get_type_name() in kinds:
+        node = node.input_value(0).get_node()
+    return node
+
+
+def _sharing(model: ov.Model) -> list[list[ov.Node]]:
+    """The products of each input, in order."""
+    sharing = defaultdict(list)
+    for product in _products(model):
+        source = product.input_value(0)
+        sharing[source.get_node().get_name(), source.get_index()].append(product)
+    return list(sharing.values())
 
 
 def _products(model: ov.Model) -> Iterable[ov.Node]:
