@@ -117,7 +117,7 @@ def test_answers_are_those_of_autoregressive_decoding_with_every_source(source_a
                 expected = answer(session, text, dataclasses.replace(settings, drafter="none"))
                 assert trace.token_ids == expected.token_ids, settings
                 assert trace.finish_reason == expected.finish_reason
-    assert accepted > 15
+    assert accepted > 5, "of draft lengths that are set; automatic ones depend on costs"
     assert ("model" if source == "translated" else source) in sources
 
 

@@ -785,7 +785,7 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     )
     page.wait_for_function(f"{place} < {before} - 50")
     name = "<a href='//x.example'>b</a> &lt;"
-    curve = "window.specdemo.race.overlay([{ name, times: [0, 2], tokens: [1, 8] }])"
+    curve = "window.specdemo.race.overlay(2, [{ name, times: [0, 2], tokens: [1, 8] }])"
     page.evaluate(f"name => {{ {curve} }}", name)
     expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
     expect(page.locator(".sd-chart a")).to_have_count(0)

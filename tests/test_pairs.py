@@ -167,7 +167,8 @@ def test_agreement_is_less_for_fewer_bits(tiny_llama_pair, tiny_home):
     assert 0.2 < result["agreement"] < 1 and result["identical"] < 2
 
 
-def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys):
+def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     options = ["--limit", "1", "--max-new-tokens", "8", "--json", "-"]
     assert cli.main(["--pair", "tiny", "--reference", "tiny", *options], tool.command) == 0
     assert json.loads(capsys.readouterr().out)["agreement"] == 1.0
