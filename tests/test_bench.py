@@ -333,7 +333,7 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
 def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
     trace = SimpleNamespace(identical=identical, rounds=())
     verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
-    rows = [{"users": n, "speedup": speedup, "measurements": 3} for n, speedup in users]
+    rows = [{"users": n, "interval": (low, 2.0), "measurements": 3} for n, low in users]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
     asked, worst = Settings(**settings), min(speedups)
     return decision.decide(verdict, [trace], tasks, worst, rows, ModelChoice("x"), asked)

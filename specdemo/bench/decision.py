@@ -33,8 +33,8 @@ Row = dict[str, Any]
 class Decision:
     """`use` drafts here, or not; None if undecided. `sentence` gives the reasons, `command` and
     `python` the settings. `verdict` is on one user, with a pair of runs for each prompt. `users`
-    has a row for each number of users at once; drafts pay for up to `pays_for` of them (None: not
-    measured)."""
+    has a row for each number of users at once; for up to `pays_for` of them the interval of the
+    speed-up is above 1 (None: not measured)."""
 
     use: bool | None
     sentence: str
@@ -74,7 +74,7 @@ def decide(
     words = f"{drafts_of(traces)}, length {length}: {told}, answers {answers}."
     if verdict.uncounted and verdict.races:
         words += f" {verdict.uncounted} not counted: {verdict.why}."
-    paid = takewhile(lambda row: round(row["speedup"] or 0.0, 2) > 1, users)
+    paid = takewhile(lambda row: round(row["interval"][0], 2) > 1, users)
     pays_for = max((row["users"] for row in paid), default=0) if users else None
     if users:
         counts = f"measured {min(row['measurements'] for row in users)} times at least"

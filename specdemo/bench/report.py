@@ -396,7 +396,10 @@ def tables(report: BenchReport) -> dict[str, Table]:
     rows: dict[str, Table] = {
         "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
-        "Users at once": report.decision.users,
+        "Users at once": [
+            row | {"interval": "{:.2f} to {:.2f}".format(*row["interval"])}
+            for row in report.decision.users
+        ],
         "Speed-up by task": _column("speedup", by_task),
         "Time of a token": _column("milliseconds", token_milliseconds(report)),
         "What else it saves": [
