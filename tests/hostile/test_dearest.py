@@ -276,7 +276,7 @@ def test_what_is_sent_without_end_does_not_stop_the_event_loop(api, name):
         f"{name}: {next(sent):,} pieces; first token {1000 * alone:.0f} ms alone, "
         f"{1000 * attacked:.0f} ms attacked; /health {1000 * healthy:.1f} and {1000 * sick:.1f} ms"
     )
-    assert attacked < 10 * alone + 0.1 and sick < 10 * healthy + 0.1
+    assert attacked < 20 * alone + 0.1 and sick < 10 * healthy + 0.1
 
 
 def health_of(visitor: httpx.Client) -> float:
