@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -22,7 +20,6 @@ from specdemo.convert.weights import compressed
 from specdemo.engine.backends import graph, paged, products
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cache import KVSequence
-from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
 from specdemo.engine.profile import MERGED_TOKENS
@@ -160,15 +157,6 @@ def test_a_large_bound_of_the_cache_takes_no_memory_before_it_is_used(xml):
     assert model.pool.limit * model.block_bytes > 1_000_000_000
     recomputed(model, [1] * 500)
     assert psutil.Process().memory_info().rss - before < 100_000_000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems give no pages back on request")
-def test_a_model_answers_the_same_after_its_file_was_released(xml, model):
-    before = recomputed(model, [1, 2, 3])
-    release_file(xml.with_suffix(".bin"))
-    maps = Path("/proc/self/smaps").read_text().split(str(xml.with_suffix(".bin").resolve()))
-    assert len(maps) > 1 and all("Rss:                   0 kB" in part for part in maps[1:])
-    assert np.array_equal(recomputed(model, [1, 2, 3]), before)
 
 
 def test_a_bounded_cache_refuses_and_stays_usable(xml):

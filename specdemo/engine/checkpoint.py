@@ -1,8 +1,6 @@
 """The files of models: checkpoints, which run on torch devices, or IR. Imports neither library."""
 
-import ctypes
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 from .faults import ModelError
 
 TORCH = "torch:"  # prefix of the names of devices that run in torch, not in OpenVINO
-_DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,3 @@ def weights_size(source: Path | Checkpoint) -> int:
         return sum(file.stat().st_size for file in files if file.suffix in suffixes)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read; fetch or export it again.") from error
-
-
-def release_file(path: Path) -> None:
-    """Drop the pages of a file that this process has mapped; the next access reads them again.
-    Compiled instances hold their own copy of most weights. Linux only."""
-    with suppress(OSError):
-        lines, name = Path("/proc/self/maps").read_text().splitlines(), str(path.resolve())
-        libc = ctypes.CDLL(None)
-        for line in lines:
-            if line.endswith(name) and "w" not in line.split()[1]:
-                begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
-                libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)

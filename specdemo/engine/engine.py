@@ -16,7 +16,7 @@ from .backends import numerics
 from .backends.draft_head import DraftHead
 from .backends.eagle_head import EagleHead
 from .backends.paged import open_model
-from .checkpoint import PairFiles, release_file, weights_size
+from .checkpoint import PairFiles, weights_size
 from .cost_model import LARGEST
 from .drafts.draft_sources import (
     LOOKUPS,
@@ -99,7 +99,6 @@ class Engine:
         self.drafts = self._head is not None or files.draft is not None
         if self.drafts and not files.draft_later:
             self._open_draft(exact)
-        self._release_files()
         self.scheduler = Scheduler(most_active=active, queued=waiting, background=background)
         # Also before the interpreter ends, which a thread inside a model would abort.
         weakref.finalize(self, self.scheduler.close)
@@ -265,7 +264,6 @@ class Engine:
             for _ in decoder.compiling if decoder else ():
                 yield
             yield from self._measuring(target, REMEASURE_SECONDS)
-            self._release_files()
         except Exception as error:
             log.error("The preparation failed and is left.", exc_info=error)
         finally:
@@ -289,11 +287,6 @@ class Engine:
             self._timer = Timer(pause, self.scheduler.run_in_background, [again])
             self._timer.daemon = True
             self._timer.start()
-
-    def _release_files(self) -> None:
-        for xml in (self._files.target, self._files.draft, self._files.head):
-            if isinstance(xml, Path):
-                release_file(xml.with_suffix(".bin"))
 
     def _fix_cache(self, model: Model) -> None:
         """All models get the bound of the first one, in tokens."""
