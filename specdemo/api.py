@@ -13,13 +13,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
+from specdemo.host.threads import merged
 from specdemo.options import Whole, parse, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
-from specdemo.runs.bridge import merged
 from specdemo.runs.question import (
-    Event,
     Question,
+    SessionEvent,
     as_lists,
     is_batch,
     read_prompt,
@@ -274,7 +274,7 @@ def _question(
     )
 
 
-def _pieces(events: Iterator[Event]) -> Generator[str, None, None]:
+def _pieces(events: Iterator[SessionEvent]) -> Generator[str, None, None]:
     """The text of the answer, piece by piece."""
     for _, piece in with_text(events):
         if piece:

@@ -139,7 +139,7 @@ def _place(finding: ErrorDetails, value: Any) -> list[str]:
     return [*place, *map(str, missing)]
 
 
-LONGEST_SHOWN = 100  # characters
+MAX_SHOWN = 100  # characters
 _repr = reprlib.Repr()
 _repr.maxstring = 60
 
@@ -147,4 +147,4 @@ _repr.maxstring = 60
 def shown(value: object) -> str:
     """The beginning of a value, for a message, in a time that does not grow with the value."""
     text = _repr.repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -245,7 +245,7 @@ def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
     pair, _ = reference_pair
     with Session(pair) as session:
         session.prepare()
-        head, read = session._engine.draft.runner, []
+        head, read = session.engine.draft.runner, []
         forward = head.forward
 
         def noting(batch):

@@ -191,7 +191,7 @@ def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence
     head_pair, monkeypatch
 ):
     with Session(head_pair) as session:
-        monkeypatch.setattr(session._engine, "drafts", False)
+        monkeypatch.setattr(session.engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
             next(session.ask(Question("Hello", Settings(drafter="model"))))
         assert list(session.ask(Question("Hello", Settings(max_new_tokens=4))))

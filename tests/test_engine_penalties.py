@@ -138,7 +138,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(source_and_pair, 
         ]
         together = pool.map(partial(answer, session), prompts, ways)
         assert [trace.token_ids for trace in together] == alone
-        uses = session.cache_blocks()
+        uses = session.engine.cache_blocks()
     assert all(use.used == use.kept for use in uses.values()), "nothing leaks"
 
 

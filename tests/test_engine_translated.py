@@ -99,7 +99,7 @@ def test_its_cache_follows_the_accepted_text(translated_pair):
     read = []
     with Session(translated_pair) as session:
         session.prepare()
-        model = session._engine.draft.runner
+        model = session.engine.draft.runner
         inner = model.forward
 
         def noting(batch):
@@ -116,7 +116,7 @@ def test_it_is_not_asked_where_it_does_not_pay(translated_pair):
     with Session(translated_pair) as session:
         session.prepare()
         for seconds, drafted in ((1.0, False), (1e-7, True)):
-            session._engine.draft.runner.costs.learn({1: seconds, 16: seconds})
+            session.engine.draft.runner.costs.learn({1: seconds, 16: seconds})
             *_, trace = session.ask(
                 Question(PROMPT, dataclasses.replace(WANTED, draft_tokens=None))
             )

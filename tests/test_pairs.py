@@ -273,7 +273,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     with Session(tiny_llama_pair) as session:
         *_, first = session.ask(Question("hello", settings, baseline=True))
         numerics_found = session.info.numerics_found
-        acceptance = deepcopy(session._engine.profile.acceptance)
+        acceptance = deepcopy(session.engine.profile.acceptance)
 
     def refuse(*_, **__):
         raise AssertionError("measured again")
@@ -281,7 +281,7 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     monkeypatch.setattr(numerics, "measure_invariance", refuse)
     monkeypatch.setattr(cost_measurement, "learn_costs", refuse)
     with Session(tiny_llama_pair) as session:
-        assert acceptance and session._engine.profile.acceptance == acceptance
+        assert acceptance and session.engine.profile.acceptance == acceptance
         *_, second = session.ask(Question("hello", settings, baseline=True))
         assert session.info.numerics_found == numerics_found
     assert second.token_ids == first.token_ids and second.identical

@@ -197,7 +197,7 @@ def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(race, "MOST_REPEATS", 2)
+    monkeypatch.setattr(race, "MAX_REPEATS", 2)
 
 
 def traces_of(toy: ToySession, prompt="one two", **options) -> list[Trace]:
@@ -237,7 +237,7 @@ def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(toy, 
 
 
 def test_repeated_runs_do_not_learn_the_question(toy, few):
-    shared = toy._engine.target("exact").policy.acceptance
+    shared = toy.engine.target("exact").policy.acceptance
     seen = []
     for event in toy.race("one two three", Settings(max_new_tokens=9), repeat=60.0):
         if isinstance(event, Trace):

@@ -54,7 +54,7 @@ def answered(session: Session, instruction: str, settings: Settings, **options) 
 
 
 def forget_prompts(session: Session) -> None:
-    session._engine.target("exact").prefixes.make_room(0)
+    session.engine.target("exact").prefixes.make_room(0)
 
 
 # The same tokens as autoregressive decoding
@@ -132,7 +132,7 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
     first = answered(chat, before, settings)
     second = answered(chat, instruction, settings)
     template, tokenizer = chat.loaded.template, chat.loaded.tokenizer
-    prefix = len(chat._engine.target("exact").prefixes.template_prefix)
+    prefix = len(chat.engine.target("exact").prefixes.template_prefix)
     prompts = [template.render(text, tokenizer) for text in (before, instruction)]
     chunks = (len(os.path.commonprefix(prompts)) - prefix) // PREFILL_CHUNK
     assert prefix > 2 and chunks == (3 if reused == "chunks" else 0)
@@ -163,11 +163,11 @@ def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded_session
 
 def test_dropping_the_iterator_frees_its_blocks(chat):
     answered(chat, PROMPTS[0], Settings(max_new_tokens=5))  # the cache keeps the prompt
-    used = chat._engine.target("exact").model.pool.used
+    used = chat.engine.target("exact").model.pool.used
     events = chat.ask(Question(PROMPTS[0], Settings(max_new_tokens=200)))
     next(events), next(events)
     events.close()
-    assert chat._engine.target("exact").model.pool.used == used
+    assert chat.engine.target("exact").model.pool.used == used
     assert answered(chat, PROMPTS[0], Settings(max_new_tokens=5)).finish_reason == "length"
 
 
@@ -243,21 +243,21 @@ def test_requests_at_the_same_time_get_what_each_gets_alone(chat):
     assert [trace.token_ids for trace in shared] == [trace.token_ids for trace in alone]
     assert max(trace.shared_with for trace in shared) >= 3
     assert not any(trace.shared_with for trace in alone)
-    assert all(use.used == use.kept for use in chat.cache_blocks().values())
+    assert all(use.used == use.kept for use in chat.engine.cache_blocks().values())
 
 
 def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
     pair = dataclasses.replace(tiny_llama_pair, context_limit=300)
     with closing(Session(pair, cache_mb=1)) as session:
         session.prepare()
-        session._engine.target("exact").model.resize_cache(10)
+        session.engine.target("exact").model.resize_cache(10)
         with pytest.raises(BadInput, match="KV cache holds 320"):
             next(session.ask(Question("hello " * 20, Settings(max_new_tokens=250))))
 
 
 def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(tiny_llama_pair):
     with Session(tiny_llama_pair, background=False) as session:
-        target = session._engine.target("exact")
+        target = session.engine.target("exact")
         question = Question("hello", Settings(max_new_tokens=4), baseline=True)
         *_, trace = session.ask(dataclasses.replace(question, measured=False))
         assert trace.identical is True and not target.measured

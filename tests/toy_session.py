@@ -23,7 +23,7 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import PairInfo
-from specdemo.runs.question import Event, Prompt, Question
+from specdemo.runs.question import Prompt, Question, SessionEvent
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.text.templates import Template
@@ -134,15 +134,15 @@ class ToySession(Session):
     def forwards(self) -> int:
         return len(self.target.batches)
 
-    def ask(self, question: Question) -> Generator[Event]:
+    def ask(self, question: Question) -> Generator[SessionEvent]:
         events = super().ask(question)
         self.questions.append(question)
         return events
 
-    def answer(self, prompt: Prompt, settings: Settings, **fields: object) -> Generator[Event]:
+    def answer(self, prompt: Prompt, settings: Settings, **fields: object) -> Iterator:
         return self.ask(Question(prompt, settings, **fields))
 
-    def race(self, prompt: Prompt, settings: Settings, **fields: object) -> Generator[Event]:
+    def race(self, prompt: Prompt, settings: Settings, **fields: object) -> Iterator:
         return self.answer(prompt, settings, baseline=True, **fields)
 
     def close(self) -> None:

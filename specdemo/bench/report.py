@@ -16,7 +16,7 @@ from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress, Table
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import FEWEST, PairedRuns, Verdict, judge
+from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -194,7 +194,7 @@ def bench(
     left = max(seconds - (ready - began), seconds / 2) if seconds else None
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
-        share = PROMPTS_SHARE if len(raced) >= FEWEST else MOST_SHARE
+        share = PROMPTS_SHARE if len(raced) >= MIN_RACES else MOST_SHARE
         if raced and left and perf_counter() - ready > share * left:
             break
         yield Progress(f"{item.prompt.task}: {name}", done, total)

@@ -41,7 +41,7 @@ def tune(
             for event in bench(session, raced, settings, users=False):
                 if isinstance(event, Progress):
                     yield f"{subject}: {event.text}"
-            step = session.draft_step
+            step = session.engine.draft_step
         assert isinstance(event, BenchReport)
         summary = event.summary
         results.append(

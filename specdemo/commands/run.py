@@ -19,8 +19,8 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress, printable, progress_bar
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import FEWEST
-from specdemo.runs.question import Event, Question
+from specdemo.runs.judge import MIN_RACES
+from specdemo.runs.question import Question, SessionEvent
 from specdemo.runs.race import ENOUGH_SECONDS, enough
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json
@@ -37,7 +37,7 @@ STYLES = {
 MAX_BYTES = 10_000_000  # read from the standard input; no context holds as many
 CHECK_SECONDS = 2.0  # wait for the check of the models' files, which began when they were loaded
 PREPARING = "Compiling and measuring what makes answers fast"
-AGAIN = f"The same race again: at least {FEWEST} decide"
+AGAIN = f"The same race again: at least {MIN_RACES} decide"
 PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
@@ -86,7 +86,7 @@ def run(
         write_json(to_json(trace), json_file)
 
 
-def after_preparation(events: Iterator[Event]) -> Iterator[Event]:
+def after_preparation(events: Iterator[SessionEvent]) -> Iterator[SessionEvent]:
     """The events after those that come while models are compiled, which are shown as progress."""
     with progress_bar() as report:
         for event in events:
@@ -97,7 +97,7 @@ def after_preparation(events: Iterator[Event]) -> Iterator[Event]:
     yield from events
 
 
-def show(events: Iterable[Event], screen: Console) -> Trace:
+def show(events: Iterable[SessionEvent], screen: Console) -> Trace:
     """Print a session's events as they come, and that a race is repeated; returns the last, the
     trace."""
     baseline_begun = False

@@ -6,22 +6,16 @@ import os
 import platform
 import re
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from specdemo.engine.checkpoint import TORCH
-from specdemo.engine.constraint import yield_to_models
 from specdemo.errors import FetchError, InvalidOption, MissingPackage
 from specdemo.host.terminal import size
 
-Result = TypeVar("Result")
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 
 OUT_OF_MEMORY = re.compile(
@@ -127,22 +121,6 @@ def usual_share() -> float:
             quota, period = map(int, " ".join(texts).split())
             return min(1.0, quota / period / processors()) if quota > 0 else 1.0
     return 1.0
-
-
-def in_background(work: Callable[[], Result]) -> Future[Result]:
-    """Run `work` in a thread, on Linux at the lowest priority; the future has its result or error.
-    Not for work that starts threads: they would inherit the priority."""
-    result: Future[Result] = Future()
-
-    def run() -> None:
-        yield_to_models()
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result
 
 
 def on_torch(device: str) -> bool:

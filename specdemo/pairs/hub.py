@@ -32,8 +32,9 @@ from specdemo.host.disk import (
     require_space,
     sha256,
 )
-from specdemo.host.hardware import in_background, require_memory
+from specdemo.host.hardware import require_memory
 from specdemo.host.terminal import Meter, Report, silent
+from specdemo.host.threads import in_background
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling

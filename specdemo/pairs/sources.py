@@ -9,8 +9,9 @@ from pathlib import Path
 from specdemo.convert import ir
 from specdemo.convert.exporting import export, require_checkpoint
 from specdemo.errors import InvalidOption
-from specdemo.host import disk, hardware
+from specdemo.host import disk
 from specdemo.host.terminal import Report, silent
+from specdemo.host.threads import in_background
 from specdemo.pairs import embedded, hub
 from specdemo.pairs.hub import Snapshot
 
@@ -80,7 +81,7 @@ def fetch(
     absent = [source for source in sources if source.repo and snapshots[source] is None]
     if absent:
         repos = [source.repo for source in absent]
-        fetched = hardware.in_background(lambda: hub.download(repos, report, to_run=to_run))
+        fetched = in_background(lambda: hub.download(repos, report, to_run=to_run))
         snapshots |= zip(absent, fetched.result(), strict=True)
     return [snapshots[source] or _embedded(source, embedded.fetch(report)) for source in sources]
 

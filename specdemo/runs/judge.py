@@ -8,13 +8,13 @@ from math import comb
 from statistics import median_low
 from typing import Literal
 
-SURE = 0.95
+CONFIDENCE = 0.95
 """A verdict is given where the interval of the median holds it with this probability."""
 
-FEWEST = 6
+MIN_RACES = 6
 """Pairs that can be as sure as that: n pairs that all agree do so by chance in 2 of 2^n cases."""
 
-STARVED = 0.8
+MIN_SHARE = 0.8
 """A run does not count if other programs left it less than this share of its processor time: below,
 the two ways slow down differently. Two cores: 0.95 to 0.97 alone, 0.5 beside one busy program."""
 
@@ -50,7 +50,7 @@ class Verdict:
     def result(self) -> Literal["faster", "slower", "undecided"]:
         """Faster or slower if the interval, in the two digits that are shown, excludes 1."""
         low, high = (round(end, 2) for end in self.interval)
-        if self.sure < SURE or low <= 1 <= high:
+        if self.sure < CONFIDENCE or low <= 1 <= high:
             return "undecided"
         return "faster" if low > 1 else "slower"
 
@@ -69,12 +69,12 @@ class Verdict:
     def detail(self) -> str:
         """The interval and how sure it is, or what is missing."""
         low, high = self.interval
-        few = f"at least {FEWEST} decide"
+        few = f"at least {MIN_RACES} decide"
         if self.races < 2:
             return few
         fast = "" if self.result == "faster" else " times as fast"
         words = f"{low:.2f} to {high:.2f}{fast} in {self.races} {self.unit}s, "
-        return words + (few if self.races < FEWEST else f"{self.sure:.0%} sure")
+        return words + (few if self.races < MIN_RACES else f"{self.sure:.0%} sure")
 
     @property
     def sentence(self) -> str:
@@ -101,14 +101,14 @@ def judge(pairs: Iterable[PairedRuns], unit: str = "race") -> Verdict:
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The narrowest interval between order statistics that holds the median with a probability of
-    at least SURE, and that probability; of fewer than FEWEST values the widest one. As in the sign
-    test, a value lies above the median in one of two cases, however the values are distributed."""
+    at least CONFIDENCE, and that probability; of fewer than MIN_RACES values the widest one. As in
+    the sign test, a value lies above the median in one of two cases, whatever its distribution."""
     ordered, number = sorted(values), len(values)
     if not number:
         return 0.0, 0.0, 0.0
     below = 0.0  # probability that the median lies below the lower end
     place = -1
-    while place < 0 or 1 - 2 * (below + comb(number, place + 1) / 2**number) >= SURE:
+    while place < 0 or 1 - 2 * (below + comb(number, place + 1) / 2**number) >= CONFIDENCE:
         place += 1
         below += comb(number, place) / 2**number
     return ordered[place], ordered[number - 1 - place], 1 - 2 * below
@@ -124,7 +124,7 @@ def times(speedup: float) -> str:
 
 def starved(share: float) -> str:
     """Why a run that got this share of its processor time does not count; "" if it does."""
-    if share >= STARVED:
+    if share >= MIN_SHARE:
         return ""
     taken = min(FRACTIONS, key=lambda name: abs(FRACTIONS[name] - (1 - share)))
     return f"other programs take {taken} of this machine"

@@ -26,7 +26,7 @@ from specdemo.text.tools import CallReader, FunctionCall, Tools
 if TYPE_CHECKING:
     from specdemo.engine.request import Request
 
-Event = Waiting | Round | BaselineToken | Trace
+SessionEvent = Waiting | Round | BaselineToken | Trace
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """An instruction or a conversation, for which the model's chat template is used, or token ids."""
@@ -158,7 +158,7 @@ class AnswerRun:
         return max(decoding - self.request.inference, 0.0)
 
 
-def with_text(events: Iterable[Event]) -> Iterator[tuple[Event, str]]:
+def with_text(events: Iterable[SessionEvent]) -> Iterator[tuple[SessionEvent, str]]:
     """Each event with the certain text that it adds to the answer; the Trace has the last of it."""
     sent = 0
     for event in events:
@@ -171,7 +171,7 @@ def with_text(events: Iterable[Event]) -> Iterator[tuple[Event, str]]:
         yield event, text
 
 
-def trace_of(events: Iterable[Event]) -> Trace:
+def trace_of(events: Iterable[SessionEvent]) -> Trace:
     """The trace at the end of a session's events."""
     [trace] = deque(events, maxlen=1)
     assert isinstance(trace, Trace)

@@ -6,16 +6,16 @@ from dataclasses import replace
 from itertools import accumulate
 
 from specdemo.engine.messages import Round
-from specdemo.runs.judge import FEWEST
-from specdemo.runs.question import AnswerRun, Event
+from specdemo.runs.judge import MIN_RACES
+from specdemo.runs.question import AnswerRun, SessionEvent
 from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, summarize
 
 ENOUGH_SECONDS = 3.0
 """Seconds of decoding of the faster way, summed over the races that count, after which a race is
-not repeated if FEWEST count. No race ends because of what the others said: a lucky moment would
+not repeated if MIN_RACES count. No race ends because of what the others said: a lucky moment would
 decide."""
 
-PATIENCE, MOST_REPEATS = 6, 24
+PATIENCE, MAX_REPEATS = 6, 24
 """Nor after so many times as long, with those that do not count, or after so many repeats."""
 
 
@@ -58,12 +58,12 @@ def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
     seconds = [min(summary.decode_seconds, summary.baseline_decode_seconds or 0.0)]
     seconds += [min(race.seconds, race.baseline_seconds) for race in trace.repeats]
     counted = [spent for spent, pair in zip(seconds, pairs, strict=True) if not pair.why]
-    decided = len(counted) >= FEWEST and sum(counted) >= enough_seconds
+    decided = len(counted) >= MIN_RACES and sum(counted) >= enough_seconds
     late = sum(seconds) >= PATIENCE * enough_seconds
-    return decided or late or len(trace.repeats) >= MOST_REPEATS
+    return decided or late or len(trace.repeats) >= MAX_REPEATS
 
 
-def with_baseline(run: AnswerRun, trace: Trace) -> Generator[Event, None, Trace]:
+def with_baseline(run: AnswerRun, trace: Trace) -> Generator[SessionEvent, None, Trace]:
     """Yields each token of `run`, which decodes the question of `trace` autoregressively and
     independently; returns the trace with `baseline` and `identical` set."""
     for event in run.events():

@@ -12,7 +12,7 @@ from typing import Any
 from specdemo.engine import checkpoint
 from specdemo.engine.backends.kernels import plugin_properties
 from specdemo.engine.decode import Limits
-from specdemo.engine.engine import CacheUse, Engine
+from specdemo.engine.engine import Engine
 from specdemo.engine.policy import Acceptance
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request
@@ -25,7 +25,7 @@ from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
-from specdemo.runs.question import AnswerRun, Event, Prompt, Question
+from specdemo.runs.question import AnswerRun, Prompt, Question, SessionEvent
 from specdemo.runs.trace import Trace
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import Message
@@ -63,7 +63,7 @@ class Session(AbstractContextManager["Session"]):
         about = measured.subject_of(loaded, threads)
         profile = measured.read("profile", about, Profile) or loaded.typical_profile or Profile()
         try:
-            self._engine = Engine(
+            self.engine = Engine(
                 loaded,
                 context_limit=loaded.context_limit,
                 threads=threads,
@@ -78,12 +78,12 @@ class Session(AbstractContextManager["Session"]):
         except ModelError:
             loaded.check.require()  # raises DamagedModel if a damaged file is the reason
             raise
-        target = self._engine.target("exact")
+        target = self.engine.target("exact")
         self.info = replace(loaded.info, numerics_found=target.description)
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
-        return plugin_properties(self._engine.target(numerics).model.settings.properties)
+        return plugin_properties(self.engine.target(numerics).model.settings.properties)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -93,30 +93,21 @@ class Session(AbstractContextManager["Session"]):
     @property
     def activity(self) -> Activity:
         """The scheduler's active and waiting requests, restarts, and background work."""
-        return self._engine.scheduler.activity
-
-    def cache_blocks(self) -> dict[str, CacheUse]:
-        """The use of the KV caches "target", "target fast" and "draft", in blocks."""
-        return self._engine.cache_blocks()
-
-    @property
-    def draft_step(self) -> float:
-        """Expected seconds of a step of the draft model or head, 0 without one."""
-        return self._engine.draft_step
+        return self.engine.scheduler.activity
 
     def prepare(self, numerics: str = "exact") -> None:
         """Wait until all that makes answers fast is compiled and measured."""
-        for _ in self._engine.preparing(numerics):
+        for _ in self.engine.preparing(numerics):
             pass
 
     def close(self) -> None:
         """Cancel the running answers and release the models."""
-        self._engine.close()
+        self.engine.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, question: Question) -> Generator[Event]:
+    def ask(self, question: Question) -> Generator[SessionEvent]:
         """Yields each Round as it is made, with `baseline` then the BaselineTokens, and last the
         Trace, with `repeat` again after each further race. A Waiting comes every second while the
         request waits, and every 0.2 s while models are compiled first. A run stopped during the
@@ -126,13 +117,13 @@ class Session(AbstractContextManager["Session"]):
         request = self._request(question, timed=question.baseline, logprobs=question.logprobs)
         return self._events(question, request)
 
-    def _events(self, question: Question, request: Request) -> Generator[Event]:
+    def _events(self, question: Question, request: Request) -> Generator[SessionEvent]:
         settings = question.settings
-        missing = question.measured or not self._engine.compiled(settings.numerics)
+        missing = question.measured or not self.engine.compiled(settings.numerics)
         if missing and (question.baseline or settings.drafter == "model"):
             # A race: a quiet machine.
-            yield from self._engine.preparing(settings.numerics, question.stop)
-        target = self._engine.target(settings.numerics)
+            yield from self.engine.preparing(settings.numerics, question.stop)
+        target = self.engine.target(settings.numerics)
         # A repeated question begins with the rates of the first time: what was learnt is fast.
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         run = self._start(question, request)
@@ -197,8 +188,8 @@ class Session(AbstractContextManager["Session"]):
         return self._start(question, self._request(question, kind, **options), first)
 
     def _start(self, question: Question, request: Request, first: bool = False) -> AnswerRun:
-        target = self._engine.target(question.settings.numerics)
-        handle = self._engine.submit(request, target, stop=question.stop, first=first)
+        target = self.engine.target(question.settings.numerics)
+        handle = self.engine.submit(request, target, stop=question.stop, first=first)
         return AnswerRun(question, request, handle, self._tokenizer)
 
     def _request(
@@ -208,7 +199,7 @@ class Session(AbstractContextManager["Session"]):
         what this pair cannot answer, DamagedModel for damaged files."""
         loaded, settings = self.loaded, question.settings
         loaded.check.require(0)
-        if settings.drafter == "model" and not self._engine.drafts:
+        if settings.drafter == "model" and not self.engine.drafts:
             raise BadInput(
                 f"The pair {self.info.name} has no draft model (or a draft head, which needs a "
                 "target with a paged KV cache); choose the drafter lookup or auto."
@@ -227,7 +218,7 @@ class Session(AbstractContextManager["Session"]):
                 code="context_length_exceeded",
             )
         biased = max((token for token, _ in settings.logit_bias), default=-1)
-        if biased >= 0 and biased >= (size := self._engine.target("exact").model.vocabulary_size):
+        if biased >= 0 and biased >= (size := self.engine.target("exact").model.vocabulary_size):
             message = f"logit_bias names token {biased}; this model's ids are below {size}."
             raise BadInput(message, "logit_bias")
         if settings.json_schema or question.tools:

@@ -22,13 +22,13 @@ from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.stops import StopStrings
 from specdemo.text.tools import FunctionCall
 
-LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
-LONGEST_DRAFT = 64
-MOST_RACES = 64
-LARGEST_COUNT = 2**31 - 1
-LONGEST_SECONDS = 1e6  # eleven days
-LARGEST_SPEEDUP = 1000.0
-LARGEST_RATE = 1e6  # tokens a second
+MAX_TEXT = 1000  # characters of a token; public vocabularies have up to 256
+MAX_DRAFTED = 64
+MAX_RACES = 64
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 1e6  # eleven days
+MAX_SPEEDUP = 1000.0
+MAX_RATE = 1e6  # tokens a second
 
 COMPILING = "models were loaded or compiled"
 WATCHED = "showing it live slows the models"
@@ -56,11 +56,11 @@ SOURCES: dict[Source, str] = {
 }
 """The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
 
-Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Joules = Annotated[float, Field(ge=0, le=1e12)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_NEW_TOKENS)]
 Shown = TypeVar("Shown", Round, "BaselineToken")
 
@@ -77,14 +77,14 @@ def _possible(round_: Round, number: int) -> bool:
         return False
     return (
         bool(round_.tokens)
-        and len(drafted) <= LONGEST_DRAFT
+        and len(drafted) <= MAX_DRAFTED
         and len(round_.logprobs) in (0, len(round_.tokens))
         and all(len(logprobs.top) <= MAX_LOGPROBS for logprobs in round_.logprobs)
         and all(token.accepted for token in drafted[: round_.accepted])
-        and all(0 <= token.id <= LARGEST_COUNT for token in tokens)
-        and all(len(token.text) <= LONGEST_TEXT for token in tokens)
+        and all(0 <= token.id <= MAX_COUNT for token in tokens)
+        and all(len(token.text) <= MAX_TEXT for token in tokens)
         and all(0 <= share <= 1.001 for share in probabilities if share is not None)
-        and all(0 <= seconds <= LONGEST_SECONDS for seconds in times)
+        and all(0 <= seconds <= MAX_SECONDS for seconds in times)
     )
 
 
@@ -194,7 +194,7 @@ class Trace:
     share: Share = 1.0
     compiling: bool = False
     watched: bool = True
-    repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
+    repeats: Annotated[tuple[Repeat, ...], Field(max_length=MAX_RACES)] = ()
     joules: Joules | None = None
     calls: Annotated[tuple[FunctionCall, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
     schema: Literal[1] = 1
@@ -506,10 +506,10 @@ def from_json(text: str | bytes) -> Trace:
         problem = f"it has {summary.tokens} tokens, and a run has at most {MAX_NEW_TOKENS}"
     elif trace.identical and tokens != trace.token_ids:
         problem = "it calls two answers identical that differ"
-    elif max(rates) > LARGEST_RATE:
-        problem = f"it makes more than {LARGEST_RATE:,.0f} tokens a second"
-    elif not all(1 / LARGEST_SPEEDUP < ratio < LARGEST_SPEEDUP for ratio in speedups if ratio):
-        problem = f"one of its runs is more than {LARGEST_SPEEDUP:.0f} times as fast as the other"
+    elif max(rates) > MAX_RATE:
+        problem = f"it makes more than {MAX_RATE:,.0f} tokens a second"
+    elif not all(1 / MAX_SPEEDUP < ratio < MAX_SPEEDUP for ratio in speedups if ratio):
+        problem = f"one of its runs is more than {MAX_SPEEDUP:.0f} times as fast as the other"
     else:
         counted = any(not race.why for race in repeats)
         # Earlier versions kept of a repeated race what was watched, which does not count.

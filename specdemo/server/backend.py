@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from specdemo.engine.messages import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
-from specdemo.host.turns import ShortestFirst
-from specdemo.runs.bridge import merged
+from specdemo.host.threads import ShortestFirst, merged
 from specdemo.runs.question import Question, with_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace

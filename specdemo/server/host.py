@@ -222,7 +222,7 @@ class Host:
     async def health(self) -> dict[str, Any]:
         """The figures of /health. `status` is "ready", or else `detail` says why not."""
         state, activity = self.answering, self.activity
-        caches = state.session.cache_blocks() if state.session else {}
+        caches = state.session.engine.cache_blocks() if state.session else {}
         return {
             "status": state.kind,
             **({} if isinstance(state, Ready) else {"detail": state.line}),

@@ -68,7 +68,7 @@ class Metrics:
             gauge.set(getattr(activity, name))
         for name, gauge in self._blocks.items():
             gauge.clear()
-            for cache, use in session.cache_blocks().items() if session else ():
+            for cache, use in session.engine.cache_blocks().items() if session else ():
                 gauge.labels(cache).set(getattr(use, name))
         return generate_latest(self._registry).decode()
 

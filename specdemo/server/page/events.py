@@ -15,9 +15,8 @@ import gradio as gr
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.runs.judge import FEWEST
-from specdemo.runs.question import Event as SessionEvent
-from specdemo.runs.question import Question, trace_of, with_text
+from specdemo.runs.judge import MIN_RACES
+from specdemo.runs.question import Question, SessionEvent, trace_of, with_text
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import (
@@ -44,7 +43,7 @@ from specdemo.server.page.wording import (
     verdict,
 )
 
-AGAIN = f"The same race again, unwatched: at least {FEWEST} decide. Stop ends it."
+AGAIN = f"The same race again, unwatched: at least {MIN_RACES} decide. Stop ends it."
 
 DRAFTERS: dict[Drafter, str] = {
     "none": "no draft",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.question import Event, Question
+from specdemo.runs.question import Question, SessionEvent
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
@@ -81,7 +81,7 @@ class LimitedSession:
         self.info, self.limits = session.info, service.limits
         self.update_seconds = UPDATE_SECONDS[service.visitors > 1]
 
-    def ask(self, question: Question) -> Generator[Event]:
+    def ask(self, question: Question) -> Generator[SessionEvent]:
         """As Session.ask. Raises BadInput over a limit, RequestFailed when it takes too long."""
         limits, settings = self.limits, question.settings
         stop = question.stop or threading.Event()

@@ -19,8 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.turns import ShortestFirst
-from specdemo.runs.bridge import Begin, merged
+from specdemo.host.threads import Begin, ShortestFirst, merged
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.assets import KINDS
