@@ -16,14 +16,12 @@ import pytest
 from helpers import served
 
 from specdemo import cli
-from specdemo.audit import draws, properties, server_engine
+from specdemo.audit import chi_square, properties, server_engine
 from specdemo.audit.audit_page import page
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit
-from specdemo.audit.comparison import Cell, Plan, Subject
-from specdemo.audit.engines import AuditedEngine, NotOffered, imported
-from specdemo.audit.peers import Peer
-from specdemo.audit.peers import audited as audited_peers
-from specdemo.audit.properties import PROPERTIES, cell_of
+from specdemo.audit.engines import AuditedEngine, NotOffered, Peer, imported
+from specdemo.audit.engines import audited as audited_peers
+from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
 from specdemo.commands.audit import AuditOptions
 from specdemo.errors import BadInput, RequestFailed
@@ -74,14 +72,14 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
         )
 
     for test in (
-        lambda: draws.chi_square([drawn()], exact),
-        lambda: draws.chi_square([drawn(), drawn()], {}),
+        lambda: chi_square.chi_square([drawn()], exact),
+        lambda: chi_square.chi_square([drawn(), drawn()], {}),
     ):
         values, distances, floors = np.array([test() for _ in range(300)]).T
         assert 0.42 < values.mean() < 0.58 and (values < 0.1).mean() == pytest.approx(0.1, abs=0.05)
         assert distances.mean() == pytest.approx(floors.mean(), rel=0.05)
         assert floors.mean() < 0.05
-    assert draws.chi_square([Counter({(0,): 99, (77,): 1})], {(0,): 0.99, (1,): 0.01})[0] == 0
+    assert chi_square.chi_square([Counter({(0,): 99, (77,): 1})], {(0,): 0.99, (1,): 0.01})[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
     [(3.841, 1, 0.05), (5.991, 2, 0.05), (24.996, 15, 0.05), (37.697, 15, 0.001), (0, 3, 1)],
 )
 def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
-    assert draws.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
+    assert chi_square.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
     [([0.04, 2.0, 4.0, 994.0], [0, 3]), ([2.0, 4.0, 4.5], [0]), ([3.0], [0])],
 )
 def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected(expected, groups):
-    assert draws.merged(np.array(expected)) == groups
+    assert chi_square.merged(np.array(expected)) == groups
 
 
 def report_of(*p_values: float) -> AuditReport:

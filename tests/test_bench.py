@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from toy_session import ToySession, byte_pair, toy_clock
 
-from specdemo.audit import genai_peer, peers
+from specdemo.audit import engines, genai_peer
 from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
@@ -207,12 +207,12 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     )
     monkeypatch.setenv("LLAMA_SERVER", str(server))
     with pytest.raises(BadInput, match="GGUF"):
-        list(peers.peers_of("llama-cpp", pair, {}))
+        list(engines.peers_of("llama-cpp", pair, {}))
     checkpoint = dataclasses.replace(pair, target=Checkpoint(tmp_path))
     with pytest.raises(BadInput, match="GGUF"):
-        list(peers.peers_of("llama-cpp", checkpoint, {}))
+        list(engines.peers_of("llama-cpp", checkpoint, {}))
     gguf.touch()
-    ways = list(peers.peers_of("llama-cpp", pair, {}))
+    ways = list(engines.peers_of("llama-cpp", pair, {}))
     names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
     assert [way.title for way in ways] == [f"llama-cpp/{name}" for name in names]
     ids = sum(pair.template.render("Hello", pair.tokenizer))
@@ -227,12 +227,12 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
         way.close()
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))
     with pytest.raises(MissingPackage, match="LLAMA_SERVER"):
-        list(peers.peers_of("llama-cpp", pair, {}))
+        list(engines.peers_of("llama-cpp", pair, {}))
 
 
 def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(genai_peer, "available_bytes", lambda: 10)
-    first, *others = peers.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
+    first, *others = engines.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
     lengths = {(way.method, way.length) for way in others}
     assert lengths >= {("prompt-lookup", 3), ("prompt-lookup/default", 5), ("speculative", 2)}
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
@@ -240,13 +240,14 @@ def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
 
 
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(tiny_llama_pair, monkeypatch):
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install -e \.\[peers\]"):
-        list(peers.peers_of("openvino-genai", tiny_llama_pair, {}))
+        list(engines.peers_of("openvino-genai", tiny_llama_pair, {}))
 
 
 def test_openvino_genai_answers_on_the_same_ir(tiny_llama_pair):
-    lookup = [way for way in peers.peers_of("openvino-genai", tiny_llama_pair, {}) if way.length][0]
+    ways = engines.peers_of("openvino-genai", tiny_llama_pair, {})
+    lookup = next(way for way in ways if way.length)
     [(tokens, seconds)] = lookup.answers([("Name three colours.",)], Settings(max_new_tokens=8))
     lookup.close()
     assert lookup.method == "prompt-lookup" and 1 < len(tokens) <= 8 and seconds > 0

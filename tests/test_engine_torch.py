@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
-from specdemo.audit.peers import audited, peers_of
+from specdemo.audit.engines import audited, peers_of
 from specdemo.cli import main
 from specdemo.convert import ir
 from specdemo.engine.backends import numerics

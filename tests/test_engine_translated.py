@@ -16,9 +16,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
-from specdemo.audit.comparison import Plan, Subject
 from specdemo.audit.own_engine import OwnEngine
-from specdemo.audit.properties import cell_of
+from specdemo.audit.properties import Plan, Subject, cell_of
 from specdemo.convert import exporting, ir
 from specdemo.engine.drafts.model_drafters import LOOKAHEAD
 from specdemo.errors import BadInput

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from specdemo.audit.comparison import Cell, Plan, Subject
 from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
-from specdemo.audit.properties import PROPERTIES, cell_of
+from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.audit.report_page import ReportHeader
 from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress

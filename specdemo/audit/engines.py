@@ -1,14 +1,27 @@
-"""What the audit asks of an engine."""
+"""What the audit asks of an engine, and other engines on the models of a pair
+(docs/reference/benchmark.md). A function of each of `ADAPTERS` yields the ways in which its engine
+can run a pair, for `bench` and for the audit."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import isnan
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specdemo.errors import BadInput, SpecdemoError
+import numpy as np
+
+from specdemo.errors import BadInput, MissingPackage, RequestFailed, SpecdemoError
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Coupling, Settings
 from specdemo.text.templates import Message
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
 
 Conversation = tuple[str, ...]
 """The user's message; or the user's, the assistant's, the user's, and so on."""
@@ -105,3 +118,143 @@ def imported(name: str) -> AuditedEngine:
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"--peers {name} cannot be imported: {error}.") from error
     return make()
+
+
+ADAPTERS = {
+    "openvino-genai": "genai_peer:genai",
+    "llama-cpp": "llama_peer:llama",
+    "transformers": "transformers_peers:transformers",
+    "optimum-intel": "transformers_peers:optimum",
+}
+LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
+"""The draft lengths that bench tries, by method; other methods have none, or choose their own."""
+
+AUTOREGRESSIVE = "autoregressive"
+LOOKUP_NGRAM = 3
+ALL_OFFERED = frozenset({"sampling", "end", "stop", "schema", "penalties", "context"})
+TimedAnswer = tuple[tuple[int, ...], float]
+"""Token ids with the stop token, and the seconds from the first token to the last."""
+
+Generate = Callable[[int | None, list[list[int]], Settings], list[TimedAnswer]]
+"""Answers prompts at once, with this draft length."""
+
+Logits = Callable[[list[int], list[int], int], np.ndarray]
+"""The logits, float32 [vocabulary], after a prompt and the first tokens of its answer. The last
+forward runs as many tokens as the third argument. NaN where the engine does not tell a logit."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Peer(PairEngine):
+    """One way in which the engine `name` runs a pair, by one `method`. `variant` distinguishes ways
+    of the same method. `load` makes the pipeline at its first call; ways with another draft
+    `length` share it. `baseline`: the engine's autoregressive way, for the audit."""
+
+    loaded: LoadedPair
+    name: str
+    method: str
+    variant: str
+    properties: dict[str, str]
+    load: _lru_cache_wrapper[Generate]
+    offers: frozenset[str] = frozenset()
+    logits: Logits | None = None
+    length: int | None = None
+    baseline: Peer | None = None
+
+    def __post_init__(self) -> None:
+        if self.length:
+            self.variant = f"K={self.length}"
+        self.facts = {"variant": self.variant, **self.properties}
+        self.context_limit = self.loaded.context_limit
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}/{self.method}"
+
+    def answers(
+        self, conversations: Sequence[Conversation], settings: Settings
+    ) -> list[TimedAnswer]:
+        """Answers of requests that are active at once. Raises RequestFailed with the engine's
+        message."""
+        try:
+            return self.load()(self.length, list(map(self.prompt, conversations)), settings)
+        except NotOffered:
+            raise
+        except Exception as error:
+            last = (str(error).strip() or repr(error)).splitlines()[-1]
+            raise RequestFailed(f"{self.title} failed: {last[:200]}") from error
+
+    def generate(
+        self, conversation: Conversation, settings: Settings, speculative: bool
+    ) -> Sequence[int | str]:
+        [answer] = self.generate_many([(conversation, settings)], speculative)
+        return answer
+
+    def generate_many(self, cases: Sequence[Case], speculative: bool) -> list[Tokens]:
+        way = self if speculative or self.baseline is None else self.baseline
+        conversations, settings = [conversation for conversation, _ in cases], cases[0][1]
+        return [tokens for tokens, _ in way.answers(conversations, settings)]
+
+    def margins(
+        self, conversation: Conversation, tokens: Tokens, pair: Tokens
+    ) -> tuple[float, float] | None:
+        if self.logits is None:
+            return None
+        prompt, ids = self.prompt(conversation), list(map(int, tokens))
+        first, second = map(int, pair)
+        try:
+            short, long = (self.logits(prompt, ids, width) for width in (1, 8))
+        except Exception:  # the difference counts, also if the engine has crashed by now
+            return None
+        margins = float(short[first] - short[second]), float(long[first] - long[second])
+        return None if any(map(isnan, margins)) else margins
+
+    def close(self) -> None:
+        for way in filter(None, (self, self.baseline)):
+            way.load.cache_clear()
+
+
+def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+    """All ways of the engine, with our target's `properties`, each with every draft length of its
+    method. Raises BadInput for a pair that the engine cannot run, MissingPackage."""
+    for way in resolve_name(f"specdemo.audit.{ADAPTERS[engine]}")(loaded, properties):
+        for length in LENGTHS.get(way.method.removesuffix(OWN_PROPERTIES), (None,)):
+            yield replace(way, length=length)
+
+
+def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
+    """Each method of an engine's `peers` with this draft length, beside the autoregressive one with
+    the same properties: those of our target, or the engine's own."""
+    ways = {peer.method: peer for peer in reversed(peers)}
+    for method, way in reversed(ways.items()):
+        own = OWN_PROPERTIES if method.endswith(OWN_PROPERTIES) else ""
+        baseline = ways[AUTOREGRESSIVE + own]
+        if way is not baseline:
+            yield replace(way, baseline=baseline, length=way.length and length)
+
+
+def require_ir(loaded: LoadedPair, engine: str) -> Path:
+    """The target's IR. Raises BadInput if a model of the pair is a checkpoint."""
+    if not isinstance(loaded.target, Path) or not isinstance(loaded.draft, Path | None):
+        raise BadInput(f"--peers {engine} runs IR; on torch devices choose transformers.")
+    return loaded.target
+
+
+def require_package(module: str, engine: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise MissingPackage(f"--peers {engine} needs it: run `pip install -e .[{extra}]`.")
+
+
+def hf_tokenizer(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def sampling_options(settings: Settings, unlimited: int) -> dict[str, Any]:
+    """Options that GenAI and transformers share; `unlimited` is the top-k for all tokens."""
+    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens}
+    options["repetition_penalty"] = settings.repetition_penalty
+    if not settings.temperature:
+        return options | {"do_sample": False}
+    options |= {"temperature": settings.temperature, "top_p": settings.top_p}
+    return options | {"do_sample": True, "top_k": settings.top_k or unlimited}

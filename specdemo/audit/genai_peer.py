@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from specdemo.audit import peers
-from specdemo.audit.engines import OWN_PROPERTIES, NotOffered
+from specdemo.audit import engines
 from specdemo.errors import RequestFailed
 from specdemo.host.hardware import available_bytes
 from specdemo.pairs.loading import LoadedPair
@@ -19,40 +18,42 @@ from specdemo.runs.settings import Settings
 
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline: measured 1.2 to 1.5
 WAYS = (
-    (peers.AUTOREGRESSIVE, "PA"),
-    (peers.AUTOREGRESSIVE, "SDPA"),
+    (engines.AUTOREGRESSIVE, "PA"),
+    (engines.AUTOREGRESSIVE, "SDPA"),
     ("prompt-lookup", "PA"),
     ("speculative", "PA"),
 )
 """The methods, each with its attention backend."""
 
 
-def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
+def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
     """OpenVINO GenAI: each way with our target's `properties`, then with the plugin's own."""
-    peers.require_ir(loaded, "openvino-genai")
-    peers.require_package("openvino_genai", "openvino-genai", "peers")
-    # Where our target runs with the plugin's own properties, both sets are the same.
-    for suffix, chosen in {"": properties, **({OWN_PROPERTIES: {}} if properties else {})}.items():
+    engines.require_ir(loaded, "openvino-genai")
+    engines.require_package("openvino_genai", "openvino-genai", "peers")
+    sets = {"": properties}
+    if properties:  # else our target runs with the plugin's own, too
+        sets[engines.OWN_PROPERTIES] = {}
+    for suffix, chosen in sets.items():
         for method, backend in WAYS if loaded.draft else WAYS[:-1]:
-            yield peers.Peer(
+            yield engines.Peer(
                 loaded=loaded,
                 name="openvino-genai",
                 method=method + suffix,
                 variant=f"{backend} backend",
                 properties=chosen,
                 load=cache(partial(_load, loaded, method, chosen, backend)),
-                offers=peers.ALL_OFFERED | {"batch"},
+                offers=engines.ALL_OFFERED | {"batch"},
                 logits=partial(ir_logits, loaded, tuple(chosen.items())),
             )
 
 
 def _load(
     loaded: LoadedPair, method: str, properties: dict[str, str], backend: str
-) -> peers.Generate:
+) -> engines.Generate:
     """The seconds of answers are from GenAI's own metrics."""
     import openvino_genai as genai
 
-    target = peers.require_ir(loaded, "openvino-genai")
+    target = engines.require_ir(loaded, "openvino-genai")
     draft = loaded.draft if method == "speculative" else None
     assert isinstance(draft, Path | None)
     size = sum(xml.with_suffix(".bin").stat().st_size for xml in (target, draft) if xml)
@@ -63,7 +64,7 @@ def _load(
     options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
     if draft:
         if tokenizer is None:
-            raise NotOffered("GenAI's draft models need a tokenizer of OpenVINO, which this lacks.")
+            raise engines.NotOffered("GenAI's draft models need a tokenizer of OpenVINO.")
         model = genai.draft_model(str(draft.parent), loaded.draft_device, **properties)
         options = {"draft_model": model}
     elif method == "prompt-lookup":
@@ -73,11 +74,11 @@ def _load(
 
     def generate(
         length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[peers.TimedAnswer]:
+    ) -> list[engines.TimedAnswer]:
         if (settings.stop or settings.json_schema) and tokenizer is None:
-            raise NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
+            raise engines.NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
         config = genai.GenerationConfig(
-            **peers.sampling_options(settings, 2**64 - 1),
+            **engines.sampling_options(settings, 2**64 - 1),
             rng_seed=settings.seed,
             presence_penalty=settings.presence_penalty,
             frequency_penalty=settings.frequency_penalty,
@@ -90,7 +91,7 @@ def _load(
         if length is not None:
             config.num_assistant_tokens = length
         if method == "prompt-lookup":
-            config.max_ngram_size = peers.LOOKUP_NGRAM
+            config.max_ngram_size = engines.LOOKUP_NGRAM
         if settings.json_schema:
             structured = genai.StructuredOutputConfig(json_schema=settings.json_schema)
             config.structured_output_config = structured
@@ -118,7 +119,7 @@ def _tokenizer(folder: Path) -> Any:
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            parts = convert_tokenizer(peers.hf_tokenizer(folder), with_detokenizer=True)
+            parts = convert_tokenizer(engines.hf_tokenizer(folder), with_detokenizer=True)
             for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
                 ov.save_model(part, f"{scratch}/openvino_{name}.xml")
             return genai.Tokenizer(scratch)
@@ -138,7 +139,7 @@ def ir_logits(
     tokens: list[int],
     width: int,
 ) -> np.ndarray:
-    """As `peers.Logits`, of the target's IR."""
+    """As `engines.Logits`, of the target's IR."""
     model = _ir_model(loaded.target, loaded.device, properties)
     request, ids = model.create_infer_request(), [*prompt, *tokens]
     names = {port.get_any_name() for port in model.inputs}

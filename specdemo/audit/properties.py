@@ -4,14 +4,159 @@ engine's autoregressive decoding."""
 import itertools
 import json
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
 
-from specdemo.audit.comparison import Cell, Plan, Subject
-from specdemo.audit.draws import sampling, sampling_settings
-from specdemo.audit.engines import NotOffered
+from specdemo.audit.chi_square import chi_square
+from specdemo.audit.engines import AuditedEngine, Case, Conversation, NotOffered, Tokens
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.runs.settings import Settings
+
+WAYS = ("autoregressive", "speculative")
+TOP_K, OUTCOME_TOKENS = 4, 2  # of a sampled answer: its candidates, and its tokens that are tested
+DRAFT_TOKENS = 4  # draft length, fixed so that every draw speculates
+ROUNDING = 0.1  # logits: smaller margins can change sign by the order of a sum
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked, fixed before the run. `draws`: at most so many draws of a cell; 0 leaves
+    sampling out. `only` names the properties to test."""
+
+    prompts: Sequence[str]
+    settings: Settings
+    draws: int
+    only: Sequence[str]
+
+    def greedy(self, limit: int | None = None, **changes: Any) -> list[Case]:
+        """The first `limit` prompts with greedy settings and these `changes`."""
+        settings = replace(self.settings, temperature=0.0, **changes)
+        return [((prompt,), settings) for prompt in self.prompts[:limit]]
+
+    @property
+    def sampled(self) -> Settings:
+        """The settings to sample with: room for a whole draft after the tested tokens."""
+        length = self.settings.draft_tokens or DRAFT_TOKENS
+        return replace(
+            self.settings,
+            temperature=self.settings.temperature or 1.0,
+            top_k=self.settings.top_k or TOP_K,
+            draft_tokens=length,
+            max_new_tokens=OUTCOME_TOKENS + length,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The result of one property. `counterexample` is the shortest. Of the sampled part: `p_values`
+    by coupling, the smallest as `p_value`, and the number of `draws` per coupling."""
+
+    result: Literal["pass", "fail", "not offered"]
+    cases: int = 0
+    failures: int = 0
+    note: str = ""
+    counterexample: dict[str, Any] | None = None
+    p_value: float | None = None
+    p_values: dict[str, float] | None = None
+    draws: int | None = None
+    tv_distance: float | None = None
+    tv_noise_floor: float | None = None
+
+
+def compared(cases: int, differences: Sequence[dict[str, Any]]) -> Cell:
+    """The cell of so many cases, of which those with `differences` failed."""
+    if not differences:
+        return Cell("pass", cases)
+    shortest = min(differences, key=lambda case: (case["position"], sum(map(len, case["prompt"]))))
+    causes = Counter(case["cause"] for case in differences)
+    note = "; ".join(f"{count} of {cases}: {cause}" for cause, count in causes.most_common())
+    return Cell("fail", cases, len(differences), note, shortest)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine under test. Its methods share their `baselines`, answers of autoregressive
+    decoding."""
+
+    engine: AuditedEngine
+    baselines: dict[Any, Any] = field(default_factory=dict)
+
+    def baseline(self, conversation: Conversation, settings: Settings) -> Tokens:
+        """Raises NotOffered where autoregressive decoding fails: then drafts are not the reason."""
+        case = conversation, settings
+        if case not in self.baselines:
+            try:
+                self.baselines[case] = (*self.engine.generate(*case, False),)
+            except RequestFailed as error:
+                raise NotOffered(f"Without drafts: {error}") from error
+        tokens: Tokens = self.baselines[case]
+        return tokens
+
+    def answer(self, conversation: Conversation, settings: Settings) -> Tokens:
+        return (*self.engine.generate(conversation, settings, True),)
+
+    def compare(self, cases: Sequence[Case], fault: Callable[[str], str] | None = None) -> Cell:
+        """Speculative against autoregressive answers. `fault` says what is wrong with a text."""
+        differences = []
+        for case in cases:
+            expected = self.baseline(*case)
+            failed = {"prompt": case[0], "position": -1}
+            try:
+                answer = self.answer(*case)
+            except RequestFailed as error:
+                differences.append(failed | {"cause": str(error)})
+                continue
+            if answer != expected:
+                differences.append(self.difference(case[0], expected, answer))
+            elif fault and (cause := fault(self.engine.text(answer))):
+                differences.append(failed | {"position": len(answer), "cause": cause})
+        return compared(len(cases), differences)
+
+    def judge(
+        self,
+        cases: Sequence[Case],
+        answers: Iterable[tuple[Tokens, Tokens]],
+        cause: str,
+        names: tuple[str, str] = WAYS,
+    ) -> Cell:
+        """The cell of two answers to each of the cases, which differ for this `cause`."""
+        differences = [
+            self.difference(case[0], first, second, names) | {"cause": cause}
+            for case, (first, second) in zip(cases, answers, strict=True)
+            if first != second
+        ]
+        return compared(len(cases), differences)
+
+    def difference(
+        self,
+        conversation: Conversation,
+        first: Tokens,
+        second: Tokens,
+        names: tuple[str, str] = WAYS,
+    ) -> dict[str, Any]:
+        """The first difference of two answers, by these names, with both logit margins if the
+        engine tells them."""
+        pairs = itertools.zip_longest(first, second)
+        position, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        margins = None
+        if None in pair:
+            cause = "one answer ends before the other"
+        elif (margins := self.engine.margins(conversation, first[:position], pair)) is None:
+            cause = "no margins"
+        elif margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING:
+            cause = "rounding"
+        else:
+            cause = "wrong rule"
+        texts = [
+            None if token is None else self.engine.text([token]) or f"token {token}"
+            for token in pair
+        ]
+        difference = {"prompt": conversation, "position": position, "margins": margins}
+        return difference | {"cause": cause} | dict(zip(names, texts, strict=True))
+
 
 SHORT_QUESTIONS = (
     "What is the capital of France?",
@@ -38,24 +183,31 @@ BATCH = 8  # requests that are active at once
 SEEDED_TOKENS = 24
 CONTEXT_TOKENS = 24  # of the answer that fills the context
 
+PROMPT = ("Repeat these words twice, in the same order: red, green, blue, red, green, blue, red.",)
+"""N-gram lookup finds draft tokens in it."""
+
+MAX_TOP_K = 8  # of --top-k
+PILOT_DRAWS = 8  # timed, not counted
+MAX_SECONDS = 900.0  # of a coupling's draws: a slow engine has fewer
+MIN_DRAWS, MAX_DRAWS = 400, 20_000
+
 
 def greedy(subject: Subject, plan: Plan) -> Cell:
     return subject.compare(plan.greedy())
 
 
 def seed(subject: Subject, plan: Plan) -> Cell:
-    settings = replace(sampling_settings(plan.settings), max_new_tokens=SEEDED_TOKENS)
+    settings = replace(plan.sampled, max_new_tokens=SEEDED_TOKENS)
     prompts = enumerate(plan.prompts[:MAX_CASES], settings.seed)
     return subject.compare([((prompt,), replace(settings, seed=seed)) for seed, prompt in prompts])
 
 
 def repeat(subject: Subject, plan: Plan) -> Cell:
     """The same call twice, greedy and sampled with a seed."""
-    sampled = sampling_settings(plan.settings)
     cases = [
         (prompt, settings)
         for prompt, greedy in plan.greedy(BATCH)
-        for settings in (greedy, sampled)
+        for settings in (greedy, plan.sampled)
     ]
     answers = [(subject.answer(*case), subject.answer(*case)) for case in cases]
     return subject.judge(cases, answers, "not repeatable")
@@ -122,6 +274,80 @@ def context(subject: Subject, plan: Plan) -> Cell:
     prompt = (" ".join(words[: longer - 1]),)
     settings = replace(plan.settings, temperature=0.0, max_new_tokens=limit - count(prompt))
     return subject.compare([(prompt, settings)])
+
+
+def sampling(subject: Subject, plan: Plan) -> Cell:
+    """The first two tokens at top-k 4, against their exact probabilities or, where the engine does
+    not tell them, against those of its autoregressive decoding. Every draw has its own seed."""
+    engine, settings = subject.engine, plan.sampled
+    subject.answer(PROMPT, settings)  # loads what is loaded late
+    began = perf_counter()
+    list(draw(engine, settings, range(-PILOT_DRAWS, 0), True))
+    seconds = (perf_counter() - began) / PILOT_DRAWS
+    draws = max(min(plan.draws, int(MAX_SECONDS / seconds)), min(MIN_DRAWS, plan.draws))
+    exact = engine.outcomes(PROMPT, settings, OUTCOME_TOKENS)
+    tests: dict[str, tuple[float, float, float]] = {}
+    failures = 0
+    for number, coupling in enumerate(engine.couplings):
+        seeds = range(number * draws, (number + 1) * draws)
+        answers = Counter(draw(engine, replace(settings, coupling=coupling), seeds, True))
+        failures += answers.pop((), 0)
+        if not answers:
+            raise RequestFailed("None of the draws succeeded.")
+        others = [] if exact else [_baseline_draws(subject, settings, draws)]
+        tests[coupling] = chi_square([answers, *others], exact)
+    cases = draws * len(tests)
+    p_values = {coupling: p_value for coupling, (p_value, *_) in tests.items()}
+    distance, floor = max(distances for _, *distances in tests.values())
+    note = f"{failures} of {cases} draws failed" if failures else ""
+    return Cell(
+        "fail" if failures else "pass",
+        cases,
+        failures,
+        note,
+        {"prompt": PROMPT, "position": -1, "cause": note} if failures else None,
+        min(p_values.values()),
+        p_values,
+        draws,
+        distance,
+        floor,
+    )
+
+
+def _baseline_draws(subject: Subject, settings: Settings, draws: int) -> Counter[Tokens]:
+    """Autoregressive draws, whose seeds follow those of the speculative ones."""
+    if "draws" not in subject.baselines:
+        seeds = range(MAX_DRAWS, MAX_DRAWS + draws)
+        answers = draw(subject.engine, settings, seeds, False)
+        subject.baselines["draws"] = Counter(filter(None, answers))
+    drawn: Counter[Tokens] = subject.baselines["draws"]
+    return drawn
+
+
+def draw(
+    engine: AuditedEngine, settings: Settings, numbers: range, speculative: bool
+) -> Iterator[Tokens]:
+    """The beginnings of answers with the seeds of these `numbers`: half of them alone, half among
+    others if the engine takes several. A failed draw is ()."""
+    # The pilot's seeds end before those of the draws.
+    seeds = [settings.seed + PILOT_DRAWS + number for number in numbers]
+    cases = [(PROMPT, replace(settings, seed=seed)) for seed in seeds]
+    alone = len(cases) // 2 if engine.parallel > 1 else len(cases)
+    yield from (_beginning(engine, case, speculative) for case in cases[:alone])
+    for begin in range(alone, len(cases), engine.parallel):
+        batch = cases[begin : begin + engine.parallel]
+        try:
+            answers = engine.generate_many(batch, speculative)
+        except RequestFailed:
+            answers = [_beginning(engine, case, speculative) for case in batch]
+        yield from (answer[:OUTCOME_TOKENS] for answer in answers)
+
+
+def _beginning(engine: AuditedEngine, case: Case, speculative: bool) -> Tokens:
+    try:
+        return (*engine.generate(*case, speculative),)[:OUTCOME_TOKENS]
+    except RequestFailed:
+        return ()
 
 
 class Property(NamedTuple):

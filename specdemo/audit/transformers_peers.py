@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specdemo.audit import peers
-from specdemo.audit.engines import NotOffered
+from specdemo.audit import engines
 from specdemo.audit.genai_peer import ir_logits
 from specdemo.audit.own_engine import torch_models
 from specdemo.convert.ir import SOURCE
@@ -21,7 +20,7 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
 
-def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
+def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
     """transformers on the same checkpoints, or the GGUF file that a target was converted from. All
     methods share one copy of the weights, with the dtype in `properties`. A draft model that is not
     on a torch device is left out."""
@@ -29,7 +28,7 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[pee
     path = target.with_name(SOURCE) if isinstance(target, Path) else target.path
     if not path.exists():
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
-    peers.require_package("transformers", "transformers", "torch")
+    engines.require_package("transformers", "transformers", "torch")
     module, draft = torch_models(loaded, path, properties.get("dtype", "float32"))
     if loaded.draft is not None and draft is None:
         why = "the draft model is on no torch device; name one with --draft-device."
@@ -40,10 +39,10 @@ def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[pee
     yield from models.ways("transformers", variant, facts, models.logits)
 
 
-def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[peers.Peer]:
+def optimum(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
     """optimum-intel on the same IR, with our target's properties."""
-    files = peers.require_ir(loaded, "optimum-intel")
-    peers.require_package("optimum", "optimum-intel", "export")
+    files = engines.require_ir(loaded, "optimum-intel")
+    engines.require_package("optimum", "optimum-intel", "export")
     from optimum.intel import OVModelForCausalLM
     from transformers import AutoConfig
 
@@ -67,31 +66,31 @@ class _Models:
     draft: Any
 
     def ways(
-        self, engine: str, variant: str, properties: dict[str, str], logits: peers.Logits
-    ) -> Iterator[peers.Peer]:
+        self, engine: str, variant: str, properties: dict[str, str], logits: engines.Logits
+    ) -> Iterator[engines.Peer]:
         drafted = ["speculative"] if self.draft is not None else []
-        for method in (peers.AUTOREGRESSIVE, "prompt-lookup", *drafted):
-            yield peers.Peer(
+        for method in (engines.AUTOREGRESSIVE, "prompt-lookup", *drafted):
+            yield engines.Peer(
                 loaded=self.loaded,
                 name=engine,
                 method=method,
                 variant=variant,
                 properties=properties,
                 load=cache(lambda method=method: partial(self.answers, method)),
-                offers=peers.ALL_OFFERED - {"schema"},
+                offers=engines.ALL_OFFERED - {"schema"},
                 logits=logits,
             )
 
     def answers(
         self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[peers.TimedAnswer]:
+    ) -> list[engines.TimedAnswer]:
         """The seconds begin after the first round, but its tokens count. This favours the peer."""
         import torch
 
         [ids] = prompts
         times: list[float] = []  # of the prompt, then of each round
         stop_ids = self.loaded.stop_ids
-        options = peers.sampling_options(settings, 0) | {
+        options = engines.sampling_options(settings, 0) | {
             "eos_token_id": None if settings.ignore_eos else sorted(stop_ids) or None,
             "pad_token_id": min(stop_ids, default=0),
             "streamer": SimpleNamespace(put=lambda _: times.append(perf_counter()), end=list),
@@ -99,7 +98,7 @@ class _Models:
         if settings.stop:
             options |= {
                 "stop_strings": list(settings.stop),
-                "tokenizer": peers.hf_tokenizer(self.folder),
+                "tokenizer": engines.hf_tokenizer(self.folder),
             }
         if method == "speculative":
             options["assistant_model"] = self.draft
@@ -110,7 +109,7 @@ class _Models:
         elif method == "prompt-lookup":
             options |= {
                 "prompt_lookup_num_tokens": length,
-                "max_matching_ngram_size": peers.LOOKUP_NGRAM,
+                "max_matching_ngram_size": engines.LOOKUP_NGRAM,
             }
         torch.manual_seed(settings.seed)
         tokens = torch.tensor([ids], device=self.target.device)
@@ -119,12 +118,12 @@ class _Models:
         except AttributeError as error:
             if "crop" not in str(error):  # of optimum-intel's KV cache
                 raise
-            raise NotOffered(f"Its KV cache cannot be rolled back: {error}.") from error
+            raise engines.NotOffered(f"Its KV cache cannot be rolled back: {error}.") from error
         seconds = times[-1] - times[1] if len(times) > 1 else 0.0
         return [(tuple(answer[0, len(ids) :].tolist()), seconds)]
 
     def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
-        """As `peers.Logits`, of a target in torch."""
+        """As `engines.Logits`, of a target in torch."""
         import torch
 
         ids = torch.tensor([[*prompt, *tokens]], device=self.target.device)

@@ -8,8 +8,7 @@ from statistics import median_low
 from time import perf_counter
 from typing import Any
 
-from specdemo.audit.engines import NotOffered
-from specdemo.audit.peers import Peer, TimedAnswer
+from specdemo.audit.engines import NotOffered, Peer, TimedAnswer
 from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.decision import Decision, Row, decide, measure_users
 from specdemo.bench.prompts import WARM_UP, BenchPrompt

@@ -84,8 +84,7 @@ def audit(
 ) -> None:
     check_output(options.html, "--html")
     from specdemo.audit import auditor
-    from specdemo.audit.comparison import Plan
-    from specdemo.audit.draws import MAX_TOP_K
+    from specdemo.audit.properties import MAX_TOP_K, Plan
     from specdemo.audit.report_page import versions
 
     if settings.top_k > MAX_TOP_K:
@@ -140,10 +139,9 @@ def _engines(
     session: Session, options: AuditOptions, settings: Settings, left_out: dict[str, str]
 ) -> Iterator[AuditedEngine]:
     """Ours, then the peers. One that cannot run is named in `left_out` and on stderr."""
-    from specdemo.audit import peers
-    from specdemo.audit.draws import DRAFT_TOKENS
-    from specdemo.audit.engines import imported
+    from specdemo.audit.engines import audited, imported, peers_of
     from specdemo.audit.own_engine import own_engines
+    from specdemo.audit.properties import DRAFT_TOKENS
 
     yield from own_engines(session, settings.drafter)
     properties = session.target_properties(settings.numerics)
@@ -152,13 +150,13 @@ def _engines(
             yield imported(name)
             continue
         try:
-            ways = list(peers.peers_of(name, session.loaded, properties))
+            ways = list(peers_of(name, session.loaded, properties))
         except (BadInput, MissingPackage) as error:
             left_out[name] = str(error)
             click.echo(f"{name} is left out: {error}", err=True)
             continue
         left_out.pop(name, None)
-        yield from peers.audited(ways, settings.draft_tokens or DRAFT_TOKENS)
+        yield from audited(ways, settings.draft_tokens or DRAFT_TOKENS)
 
 
 def _tables(report: AuditReport) -> dict[str, Table]:

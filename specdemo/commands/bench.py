@@ -69,7 +69,7 @@ def bench(
     settings: BenchSettings,
 ) -> None:
     check_output(options.html, "--html")
-    from specdemo.audit.peers import peers_of
+    from specdemo.audit.engines import peers_of
     from specdemo.bench import report
     from specdemo.runs.session import Session
 
