@@ -65,8 +65,7 @@ def clock():
 def report_of(prompts=PROMPTS, settings=SETTINGS, differs_at=None, **more) -> BenchReport:
     with ToySession(right=(2, 3)) as session:
         session.target.differs_at = differs_at
-        *_, report = bench(session, prompts, settings, **{"users": False, **more})
-    return report
+        return bench(session, prompts, settings, **{"users": False, **more})
 
 
 @pytest.fixture(scope="module")

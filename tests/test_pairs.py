@@ -15,7 +15,7 @@ from tiny_models import ir_folder
 
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.tuning import tune
+from specdemo.commands import tune as tuning
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement
 from specdemo.engine.backends import numerics
@@ -143,15 +143,16 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert report["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
 
 
-def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair):
-    free = {"device": "torch:cpu", "kv_cache": "u8", "thinking": True}
-    choice = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
-    with pytest.raises(BadInput, match=r"assistant_model '\./nowhere'"):
-        next(tune(choice, pytest.fail, drafts=["./nowhere"], prompts=1))
-    opened = Mock(side_effect=RequestFailed("no models"))
-    with pytest.raises(RequestFailed, match="no models"):
-        list(tune(choice, opened, prompts=1))
-    opened.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
+def test_tune_checks_every_draft_before_it_loads_one_and_keeps_nothing_of_a_failure(
+    tiny_pair, capsys, monkeypatch
+):
+    load = Mock(side_effect=RequestFailed("no models"))
+    monkeypatch.setattr(tuning, "load_pair", load)
+    assert cli.main(["tune", "tiny", "--assistant-model", "./nowhere"]) == 2
+    assert "--assistant-model './nowhere' is no folder" in capsys.readouterr().err
+    load.assert_not_called()
+    assert cli.main(["tune", "tiny"]) == 1
+    load.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
     assert measured.read("tuned", {"pair": "tiny"}, TuningResult) is None
 
 

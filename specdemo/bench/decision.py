@@ -3,7 +3,7 @@ at once."""
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
@@ -115,12 +115,16 @@ def as_code(choice: ModelChoice, settings: Settings) -> tuple[str, str]:
 
 
 def measure_users(
-    session: Session, instructions: Sequence[str], settings: Settings, seconds: float
-) -> Iterator[str | list[Row]]:
-    """Ask as many questions at once as there may be users, with drafts and without, in turn, for
-    about so many `seconds`. Yields progress, and last a row for each of USERS."""
+    session: Session,
+    instructions: Sequence[str],
+    settings: Settings,
+    seconds: float,
+    report: Callable[[str], None],
+) -> list[Row]:
+    """A row for each of USERS. Asks as many questions at once, with drafts and without in turn, for
+    about `seconds` in all."""
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, USER_TOKENS))
-    both = [replace(settings, drafter="none"), settings]
+    ways = [replace(settings, drafter="none"), settings]
     asked = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
     _together(session, asked, replace(settings, max_new_tokens=1))  # all prompts are kept texts now
@@ -129,15 +133,15 @@ def measure_users(
     for turn, users in product(range(TURNS), USERS):
         if pairs[1] and perf_counter() > until:
             break
-        yield f"{users} users at once" if users > 1 else "one user"
+        report(f"{users} users at once" if users > 1 else "one user")
         others = [asked[(turn * users + user) % len(asked)] for user in range(users)]
-        order = both[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-        made = {way.drafter: _together(session, others, way) for way in order}
-        (slow, fast), shares = zip(made["none"], made[settings.drafter], strict=True)
+        order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
+        runs = {way.drafter: _together(session, others, way) for way in order}
+        (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
         rates[users].append([slow, fast])
         pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))
     verdicts = {users: judge(each, "measurement") for users, each in pairs.items() if each}
-    yield [
+    return [
         {
             "users": users,
             **dict(zip(RATES, map(median, zip(*rates[users], strict=True)), strict=True)),
@@ -153,8 +157,8 @@ def measure_users(
 def _together(
     session: Session, instructions: Sequence[str], settings: Settings
 ) -> tuple[float, float]:
-    """Tokens/s of all answers to these together, asked at once, while they are decoded; the least
-    share of one."""
+    """Tokens/s of all answers to questions asked at once, while they are decoded; the smallest
+    share of processor time that one of them had."""
     questions = [Question(instruction, settings) for instruction in instructions]
     with ThreadPoolExecutor(len(questions)) as pool:
         traces = list(pool.map(lambda question: trace_of(session.ask(question)), questions))

@@ -1,5 +1,7 @@
 """Runs a benchmark. Its report is data, as in JSON, and tables."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +15,7 @@ from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.decision import Decision, Row, decide, measure_users
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.terminal import Progress, Table
+from specdemo.host.terminal import Progress, Report, Table, silent
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge
 from specdemo.runs.question import Question, trace_of
@@ -168,12 +170,12 @@ def bench(
     choice: ModelChoice | None = None,
     users: bool = True,
     seconds: float | None = None,
-) -> Iterator[Progress | BenchReport]:
-    """Run `prompts`, `repeats` times each. Yields Progress, counted in prompts, before each step,
-    and last the report. With several `lengths` (in place of the settings' longest answer, tokens) a
-    prompt has a row for each. The decision names the models as `choice` does, and with `users` has
-    the curve of several users at once. As many prompts are run as `seconds` allow, or half of
-    them after the warm-up."""
+    report: Report = silent,
+) -> BenchReport:
+    """Run `prompts`, `repeats` times each. Reports each step, counted in prompts. With several
+    `lengths` (in place of the settings' longest answer, tokens) a prompt has a row for each. The
+    decision names the models as `choice` does, and with `users` has the curve of several users at
+    once. As many prompts are run as `seconds` allow, or half of them after the warm-up."""
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
@@ -181,22 +183,80 @@ def bench(
         for prompt in prompts
         for limit in limits
     ]
-    total, answers = 1 + len(work), PeerAnswers(peers)
-    yield Progress("warming up", 0, total)
+    answers, total = PeerAnswers(peers), 1 + len(work)
+    report(Progress("warming up", 0, total))
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     list(session.ask(Question(WARM_UP, short, baseline=True)))
     for variant in answers.ask(WARM_UP, short):
-        yield Progress(variant, 0, total)
+        report(Progress(variant, 0, total))
     answers.forget()
-    raced: list[RacedPrompt] = []
     ready = perf_counter()
     left = max(seconds - (ready - began), seconds / 2) if seconds else None
+    raced = _race(session, work, repeats, answers, left, report)
+    curve: list[Row] = []
+    if users and raced and settings.drafter != "none":
+        instructions = [item.prompt.instruction for item in raced]
+        spent = perf_counter() - ready
+        rest = left - spent if left else spent
+        curve = measure_users(
+            session, instructions, settings, rest, lambda text: report(Progress(text, total, total))
+        )
+    traces = [(item, trace) for item in raced for trace in item.traces]
+    pair = traces[-1][1].pair if traces else session.info
+    summary = summary_of(raced)
+    made = BenchReport(
+        pair=pair,
+        settings=settings,
+        rows=[item.row for item in raced],
+        summary=summary,
+        decision=decide(
+            verdict_of(raced),
+            [trace for _, trace in traces],
+            summary.speedup_by_task,
+            summary.worst_prompt_speedup,
+            curve,
+            choice or ModelChoice(pair.name),
+            settings,
+        ),
+        peers=answers.rows(raced),
+        details=Details(
+            differences={
+                item.prompt.id: describe_difference(trace)
+                for item, trace in reversed(traces)
+                if not trace.identical
+            },
+            skipped=answers.skipped,
+            repeats=repeats,
+            total=combined(item.figures for item in raced),
+            positions=acceptance_by_position(trace for _, trace in traces),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=perf_counter() - began,
+        ),
+    )
+    if len(limits) == 1:
+        return made
+    for row, item in zip(made.rows, raced, strict=True):
+        row["max_new_tokens"] = item.settings.max_new_tokens
+    return LengthsReport(**vars(made), lengths=by_length(raced))
+
+
+def _race(
+    session: Session,
+    work: Sequence[RacedPrompt],
+    repeats: int,
+    answers: PeerAnswers,
+    seconds: float | None,
+    report: Report,
+) -> list[RacedPrompt]:
+    """Race the prompts and ask the peers. Returns those that could be run within `seconds`."""
+    raced: list[RacedPrompt] = []
+    ready, total = perf_counter(), 1 + len(work)
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
         share = PROMPTS_SHARE if len(raced) >= MIN_RACES else MOST_SHARE
-        if raced and left and perf_counter() - ready > share * left:
+        if raced and seconds and perf_counter() - ready > share * seconds:
             break
-        yield Progress(f"{item.prompt.task}: {name}", done, total)
+        report(Progress(f"{item.prompt.task}: {name}", done, total))
         try:
             for _ in range(repeats):
                 item.race(session, 1 if seconds else ATTEMPTS)
@@ -205,26 +265,10 @@ def bench(
             continue
         raced.append(item)
         for variant in answers.ask(item.prompt.instruction, item.settings):
-            yield Progress(f"{variant}: {name}", done, total)
+            report(Progress(f"{variant}: {name}", done, total))
         if len(raced) == PILOT_PROMPTS:
             answers.keep_fastest()
-    curve: list[Row] = []
-    if users and raced and settings.drafter != "none":
-        instructions = [item.prompt.instruction for item in raced]
-        spent = perf_counter() - ready
-        rest = left - spent if left else spent
-        for event in measure_users(session, instructions, settings, rest):
-            if isinstance(event, str):
-                yield Progress(event, total, total)
-            else:
-                curve = event
-    pair = raced[-1].traces[-1].pair if raced else session.info
-    summary, traces = summary_of(raced), [trace for item in raced for trace in item.traces]
-    figures = summary.speedup_by_task, summary.worst_prompt_speedup, curve
-    named = choice or ModelChoice(pair.name), settings
-    decision = decide(verdict_of(raced), traces, *figures, *named)
-    spent, header = perf_counter() - began, ReportHeader(pair=pair, settings=settings)
-    yield _report(header, raced, summary, decision, answers, repeats, spent, len(limits) > 1)
+    return raced
 
 
 def verdict_of(raced: Sequence[RacedPrompt]) -> Verdict:
@@ -232,41 +276,6 @@ def verdict_of(raced: Sequence[RacedPrompt]) -> Verdict:
     if len(raced) == 1:
         return judge(raced[0].pairs)
     return judge((item.pair for item in raced), "prompt")
-
-
-def _report(
-    header: ReportHeader,
-    raced: Sequence[RacedPrompt],
-    summary: BenchSummary,
-    decision: Decision,
-    answers: "PeerAnswers",
-    repeats: int,
-    seconds: float,
-    several_lengths: bool,
-) -> BenchReport:
-    traces = [(item, trace) for item in raced for trace in item.traces]
-    different = [(item, trace) for item, trace in traces if not trace.identical]
-    report = BenchReport(
-        **vars(header),
-        rows=[item.row for item in raced],
-        summary=summary,
-        decision=decision,
-        peers=answers.rows(raced),
-        details=Details(
-            {item.prompt.id: describe_difference(trace) for item, trace in reversed(different)},
-            answers.skipped,
-            repeats,
-            combined(item.figures for item in raced),
-            acceptance_by_position(trace for _, trace in traces),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds,
-        ),
-    )
-    if not several_lengths:
-        return report
-    for row, item in zip(report.rows, raced, strict=True):
-        row["max_new_tokens"] = item.settings.max_new_tokens
-    return LengthsReport(**vars(report), lengths=by_length(raced))
 
 
 class PeerAnswers:

@@ -83,7 +83,7 @@ def bench(
         peers = [
             peer for name in options.peers or () for peer in peers_of(name, loaded, properties)
         ]
-        for event in report.bench(
+        event = report.bench(
             session,
             prompts,
             longest,
@@ -92,10 +92,8 @@ def bench(
             peers=peers,
             choice=None if choice == ModelChoice() else choice,
             seconds=QUICK_SECONDS if options.quick else None,
-        ):
-            if isinstance(event, Progress):
-                bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
-    assert isinstance(event, report.BenchReport)
+            report=lambda step: bar(Progress(printable(f"{step.done}/{step.total} {step.text}"))),
+        )
     tables = dict(reversed(report.tables(event).items()))
     write_report(event, json_file, tables)
     if not event.rows:

@@ -1,20 +1,21 @@
-"""`specdemo tune`: which draft pays here."""
+"""`specdemo tune`: races a pair with each of its drafts, and stores which one pays here."""
 
 import dataclasses
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import get_args
 
 import click
 
-from specdemo.commands.shared import (
-    json_option,
-    load_pair,
-    sectioned,
-    write_report,
-)
+from specdemo.commands.shared import json_option, load_pair, sectioned, write_report
 from specdemo.errors import naming
-from specdemo.host.terminal import Progress, progress_bar
-from specdemo.pairs.registry import ModelChoice, WeightFormat
+from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.host.terminal import Progress, Report, progress_bar
+from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_of, chosen_pair
+
+TOKENS = 64  # of the longest answer
 
 
 @sectioned()
@@ -36,27 +37,62 @@ def tune(
     limit: int,
     json_file: str | None,
 ) -> None:
-    from specdemo.bench import tuning
-    from specdemo.host import hardware
-    from specdemo.host.measured import TuningResult
-    from specdemo.pairs.registry import choice_of
-    from specdemo.runs.session import Session
-
-    def session(chosen: ModelChoice) -> Session:
-        return Session(load_pair(chosen))
+    from specdemo.host import hardware, measured
 
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
     fields = {"assistant_model": "--assistant-model"}
     with progress_bar() as bar, naming(lambda field: fields.get(field, "PAIR_OR_MODEL")):
-        for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
-            if isinstance(event, str):
-                bar(Progress(event))
-    assert isinstance(event, TuningResult)
-    figures = {"machine": hardware.describe(), "pair": pair, "winner": event.winner}
-    rows = [dataclasses.asdict(row) | {"draft": tuning.named(row.draft)} for row in event.rows]
+        results = tuple(race_drafts(choice, drafts, limit, bar))
+        tuned = TuningResult(datetime.now(UTC).date().isoformat(), results)
+        measured.write("tuned", chosen_pair(choice).subject, tuned)
+    machine = hardware.describe()
+    rows = [dataclasses.asdict(row) | {"draft": _named(row.draft)} for row in results]
     tables = {
-        f"{pair} on {hardware.describe()}": rows,
-        f"{pair} drafts by {tuning.named(event.winner)} from now on.": [],
+        f"{pair} on {machine}": rows,
+        f"{pair} drafts by {_named(tuned.winner)} from now on.": [],
     }
-    write_report(figures | dataclasses.asdict(event), json_file, tables)
+    figures = {"machine": machine, "pair": pair, "winner": tuned.winner}
+    write_report(figures | dataclasses.asdict(tuned), json_file, tables)
+
+
+def race_drafts(
+    choice: ModelChoice, drafts: Sequence[str], prompts: int, report: Report
+) -> Iterator[DraftResult]:
+    """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
+    (as `ModelChoice.assistant_model`) and with n-grams only, on the processor with default
+    settings. Raises BadInput for an unknown pair or draft before the first race."""
+    from specdemo.bench.prompts import read_prompts, spread
+    from specdemo.bench.report import bench
+    from specdemo.runs.session import Session
+    from specdemo.runs.settings import Settings
+    from specdemo.runs.trace import over
+
+    raced, settings = spread(read_prompts(), prompts), Settings(max_new_tokens=TOKENS)
+    pair = chosen_pair(choice)
+    for draft in drafts:
+        chosen_pair(replace(choice, assistant_model=draft))
+    for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
+        subject = f"{pair.title} with {_named(draft)}"
+        report(Progress(f"Loading {subject}"))
+
+        def tell(step: Progress, subject: str = subject) -> None:
+            report(Progress(f"{subject}: {step.text}"))
+
+        with Session(load_pair(replace(choice, assistant_model=draft))) as session:
+            figures = bench(session, raced, settings, users=False, report=tell)
+            step = session.engine.draft_step
+        summary = figures.summary
+        yield DraftResult(
+            draft=draft,
+            speedup=summary.speedup or 0.0,
+            tokens_per_second=summary.speculative_tokens_per_s or 0.0,
+            acceptance_rate=summary.acceptance_rate,
+            target_seconds=over(1.0, summary.autoregressive_tokens_per_s) or 0.0,
+            draft_seconds=step,
+            verdict=figures.decision.verdict.sentence,
+        )
+
+
+def _named(draft: str) -> str:
+    return "n-grams only" if draft == NO_DRAFT else draft
