@@ -1,21 +1,12 @@
-/* Charts by Plotly, which is loaded once and not while models run: how it looks, its exports, and
-   the wall-clock chart of a race. */
-import { colour, difference, keep, make, seconds } from "./dom.js";
-import { page } from "./server.js";
+/* Figures, in charts by Plotly, which is loaded once and not while models run, and in tables: of a race,
+   of what is for engineers, and of the benchmark. */
+import { SOURCES, colour, counted, factor, isRunning, keep, keepJson, make, milliseconds, page, percent, say,
+  seconds, showRunning, stop, stream, table } from "./common.js";
 
-let library = null;
-const plotly = () => (library ??= new Promise((resolve, reject) => {
-  const script = make("script");
-  script.src = new URL("plotly.min.js", import.meta.url);
-  script.onload = () => resolve(window.Plotly);
-  script.onerror = () => {
-    library = null;
-    reject(new Error("Plotly could not be loaded"));
-  };
-  document.head.append(script);
-}));
-
-const MARGIN = { l: 56, r: 16, t: 12, b: 44 };
+/* A request that failed is made again by the next chart. */
+const plotly = () => import("./plotly.min.js").then(() => window.Plotly, () => {
+  throw new Error("Plotly could not be loaded");
+});
 
 /* The colours of bench/charts.py, which the page has in two themes. */
 const COLOURS = new Map([["#0072B2", "fast"], ["#64748b", "slow"], ["#9a6700", "amber"]]);
@@ -28,7 +19,7 @@ export const draw = async (node, { data, layout }) => {
   const axis = { gridcolor: line, linecolor: line, zeroline: false, fixedrange: true };
   const themedLayout = {
     hovermode: "closest", dragmode: false, barmode: "group", ...layout,
-    margin: { ...MARGIN, ...layout.margin },
+    margin: { l: 56, r: 16, t: 12, b: 44, ...layout.margin },
     font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
     paper_bgcolor: colour("paper"), plot_bgcolor: colour("paper"),
     hoverlabel: { align: "left", bgcolor: colour("paper"), font: { color: colour("ink") } },
@@ -128,7 +119,8 @@ export const raceFigure = (run, overlays) => {
 const gap = (spec, base, span) => {
   const top = spec.y.at(-1), [from, to] = [spec.x.at(-1), base?.x.at(-1)];
   if (!base || top !== base.y.at(-1) || Math.abs(to - from) <= .01 * span) return {};
-  const ink = colour("ink"), text = `<b>${seconds(difference(to, from))} ${to > from ? "saved" : "lost"}</b>`;
+  const difference = Math.abs(to.toFixed(2) - from.toFixed(2));   // as a reader would subtract
+  const ink = colour("ink"), text = `<b>${seconds(difference)} ${to > from ? "saved" : "lost"}</b>`;
   return {
     shapes: [{ type: "line", x0: from, x1: to, y0: top, y1: top, line: { color: ink, width: 2, dash: "dot" } }],
     annotations: [{ x: Math.max(from, to), y: top, text, showarrow: false, xanchor: "right",
@@ -146,3 +138,149 @@ export const playheadAt = (node, time, span) => {
 export const raceRows = (run) => [["race", "run", "seconds", "tokens"],
   ...curvesOf(run).flatMap(({ spec, base }, race) => [["speculative", spec], ["autoregressive", base]]
     .flatMap(([way, points]) => (points?.x ?? []).map((x, at) => [race + 1, way, x, points.y[at]])))];
+
+/* For engineers: tables of what proposed the tokens and where the time went, what else drafting saves, what
+   a step costs, and what if. */
+export const drawEngineering = (find, trace, curve) => {
+  drawTables(find, trace);
+  drawSavings(find, trace);
+  drawCosts(find, trace, curve);
+};
+
+const drawTables = (find, { rounds, baseline, summary, prefill_seconds: prefill }) => {
+  const { tokens, accepted, draft_seconds: draft, verify_seconds: verify } = summary;
+  const drafted = rounds.flatMap((round) => round.drafted), sources = new Set(drafted.map((one) => one.source));
+  const counts = [...sources].map((source) => {
+    const examined = drafted.filter((one) => one.source === source
+      && (one.accepted || one.target_probability != null));
+    const right = examined.filter((one) => one.accepted).length;
+    return [SOURCES.get(source), examined.length, percent(right / (examined.length || 1)), percent(right / (tokens || 1))];
+  });
+  find(".sd-who").replaceChildren(table(
+    ["Source", "Examined", "Acceptance rate", "Share of the answer"],
+    [...counts, ["target model itself", "-", "-", percent((tokens - accepted) / (tokens || 1))]]));
+  const outside = Math.max(0, summary.decode_seconds - draft - verify);
+  const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
+  const decoding = summary.baseline_decode_seconds ?? 0;
+  if (baseline) spent.push(["autoregressive", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
+  find(".sd-spent").replaceChildren(table(
+    ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
+};
+
+const MILLION = 1e6, HOUR = 3600;
+
+/* Processor seconds, joules, and money at a price of a core and hour that a visitor can type. */
+const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
+  const price = find(".sd-price input"), ways = [["speculative", cpu, joules, summary.decoded]];
+  if (baseline) {
+    ways.push(["autoregressive", baseline.cpu_seconds, baseline.joules, summary.baseline_decoded]);
+  }
+  const [[, ours, , made], [, theirs, , reached] = []] = ways;
+  say(find(".sd-saves"), theirs && ours / made > theirs / reached ? "What it costs" : "What else it saves");
+  const readable = ways.every(([, , energy]) => energy != null);
+  find(".sd-energy").hidden = readable;
+  price.oninput = () => {
+    const hourly = Math.max(0, Number(price.value) || 0);
+    find(".sd-saved").replaceChildren(table(
+      ["Run", "Processor seconds", ...(readable ? ["Joules of the processors"] : []), "A million tokens, in the price's currency"],
+      ways.map(([name, spent, energy, tokens]) => [name, seconds(spent),
+        ...(readable ? [energy.toFixed(1)] : []),
+        tokens ? (spent / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
+  };
+  price.oninput();
+};
+
+const drawCosts = (find, { rounds }, curve) => {
+  const details = find(".sd-engineers"), slider = find(".sd-rate-slider");
+  find(".sd-curve").hidden = !curve;
+  details.ontoggle = null;
+  if (!curve) return;
+  const { sentence, predicted, measured, rate, by_rate: speedups } = curve;
+  // Drawn when it is looked at: Plotly needs the width.
+  details.ontoggle = () => details.open && draw(find(".sd-cost-chart"), costFigure(curve, rounds.slice(1)));
+  details.ontoggle();
+  say(find(".sd-cost-sentence"), sentence);
+  find(".sd-cost-chart").ariaLabel = sentence;
+  find(".sd-prediction").hidden = !predicted;
+  if (!predicted) return;
+  say(find(".sd-predicted"), predicted.toFixed(2));
+  say(find(".sd-measured"), measured?.toFixed(2) ?? "-");
+  slider.value = Math.round(100 * rate);
+  slider.oninput = () => {
+    const speedup = speedups[slider.value], words = `At ${slider.value} % ` + (speedup < 1
+      ? "such drafts would cost time, so the engine would stop making them." : `it would be ${factor(speedup)}.`);
+    slider.setAttribute("aria-valuetext", words);
+    say(find(".sd-rate-told"), words);
+  };
+  slider.oninput();
+};
+
+/* `costs`: [tokens, seconds, low, high, rounds] of steps; `tokens` is the size in the sentence. */
+const costFigure = ({ costs, tokens }, rounds) => {
+  const fast = colour("fast"), ms = (values) => values.map((s) => 1000 * s);
+  const scatter = (mode, x, y, more) => ({ type: "scatter", mode, x, y: ms(y), hoverinfo: "skip", ...more });
+  const line = scatter("lines", costs.map(([size]) => size), costs.map(([, s]) => s), {
+    name: "a step, and where half of them lie", line: { color: fast, width: 2.5 },
+    error_y: { color: fast, symmetric: false, array: ms(costs.map(([, s, , high]) => high - s)),
+      arrayminus: ms(costs.map(([, s, low]) => s - low)) },
+    text: costs.map(([size, s, , , count]) => (
+      `${counted(size, "token")}: ${milliseconds(s)} in ${counted(count, "step")}`)),
+    hovertemplate: "%{text}<extra></extra>" });
+  const dots = scatter("markers", rounds.map(({ drafted }) => drafted.length + 1), rounds.map((one) => one.verify_seconds),
+    { name: "the rounds of this run", marker: { color: colour("ink"), size: 8, opacity: .3 } });
+  const mark = scatter("markers", [tokens], [costs.find(([size]) => size === tokens)[1]],
+    { showlegend: false, marker: { color: fast, size: 11 } });
+  return { data: [line, dots, mark], layout: { height: 240,
+    xaxis: { title: { text: "tokens of a step" } },
+    yaxis: { title: { text: "milliseconds" }, rangemode: "tozero" } } };
+};
+
+const HEAD = ["Prompt", "Task", "Tokens", "Times as fast", "Least", "Most", "Acceptance rate", "Identical"];
+const two = (number) => number?.toFixed(2) ?? "-";
+const cells = ({ id, task, tokens, speedup, speedups, acceptance_rate: rate, identical }) => [
+  id, task, tokens, two(speedup), two(Math.min(...speedups)), two(Math.max(...speedups)),
+  rate == null ? "-" : percent(rate), identical ? "yes" : "no"];
+
+/* The benchmark tab: runs it with the input values that `values` gives, draws its charts, gives its files. */
+export const mountBenchmark = (root, values) => {
+  const find = (name) => root.querySelector(".sd-" + name), progress = root.querySelector("progress");
+  const exports = find("exports"), charts = find("bench-charts"), status = document.querySelector(".sd-status");
+  let shown = null;
+
+  /* Charts are drawn when no model runs. */
+  const show = (report, chart = true) => {
+    shown = report;
+    say(find("bench-sentence"), shown.sentence);
+    find("rows").replaceChildren(table(HEAD, shown.report.rows.map(cells)));
+    if (!chart) return;
+    charts.replaceChildren(...shown.charts.map(() => make("div", "sd-bench-chart")));
+    shown.charts.forEach((figure, place) => draw(charts.children[place], figure));
+  };
+  const run = (running) => {
+    find("bench-run").hidden = running;
+    find("bench-stop").hidden = progress.hidden = !running;
+    say(find("error"), "");
+    showRunning(running);
+    say(status, running ? "The benchmark is under way. Stop ends it." : "");
+  };
+  const receive = ({ phase, note, done, total, ...message }) => {
+    const ended = ["done", "stopped", "error"].includes(phase), failed = phase === "error";
+    say(find("bench-note"), failed ? "" : note);
+    if (total) Object.assign(progress, { value: done, max: total });
+    if (ended) run(false);
+    say(find("error"), failed ? note : "");
+    if (message.report?.rows.length) show(message, ended);
+  };
+  find("bench-run").onclick = () => {
+    if (isRunning()) return say(find("bench-note"), "A race is under way: stop it, or wait for its end.");
+    run(true);
+    charts.style.minHeight = `${charts.offsetHeight}px`;
+    show({ sentence: "", charts: [], report: { rows: [] } });   // what was recorded elsewhere
+    stream("benchmark", values(), receive);
+  };
+  find("bench-stop").onclick = stop;
+  addExports(exports, () => charts.lastElementChild, "specdemo-bench",
+    () => [HEAD, ...shown.report.rows.map(cells)], () => [shown.sentence]);
+  exports.querySelector("[data-export=json]").onclick = () => keepJson(shown.report, "specdemo-bench.json");
+  show(window.specdemo.known.benchmark);
+};

@@ -1,46 +1,86 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
-import { curvesOf } from "./chart.js";
-import { button, harmless, isolated, isRunning, keepJson, make, unbreak } from "./dom.js";
-import { Benchmark } from "./benchmark.js";
+import { curvesOf, mountBenchmark as mountCharts } from "./chart.js";
+import { asset, button, failure, isRunning, keepJson, make, openRun, page, percent, say, stream } from "./common.js";
+import { drawPicture, mountWalk as mountStations } from "./player.js";
 import { RaceView } from "./race.js";
-import { asset, failure, openRun, page, stream } from "./server.js";
-import { copyLink, DAMAGED, linkOf, unpack } from "./share.js";
-import { Walk, drawPicture } from "./walk.js";
 
 const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
 const specdemo = window.specdemo, visits = [];
-let race = null, walk = null, explained = null, formatted = null, query = [], differing = [];
+let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [];
 
 /* A run that is opened never takes the place of one that is under way. */
 const receive = (message) => (message.phase === "opened" && isRunning() ? null : race.receive(message));
 const values = () => Object.fromEntries(query);
+const parameter = (name) => new URLSearchParams(location.search).get(name);
 
 const speed = () => (race?.motion.chosen ? [["speed", race.motion.chosen]] : []);
 
+/* A link with these values by name. */
+const linkOf = (pairs) => `${page}?${new URLSearchParams(pairs)}`.replace(/\?$/, "");
+
 /* Question and settings that differ from the defaults, speed and tab, in the address. */
 const address = () => {
-  const url = new URL(linkOf([...differing, ...speed()]));
-  const tab = document.querySelector('[role="tab"][aria-selected="true"]');
-  if (tab && tab.textContent.trim() !== "Race") url.searchParams.set("tab", tab.textContent.trim());
-  history.replaceState(history.state, "", url + (location.hash.startsWith("#run=") ? location.hash : ""));
+  const tab = document.querySelector('[role="tab"][aria-selected="true"]')?.textContent.trim() ?? "Race";
+  const link = linkOf([...differing, ...speed(), ...(tab === "Race" ? [] : [["tab", tab]])]);
+  history.replaceState(history.state, "", link + (location.hash.startsWith("#run=") ? location.hash : ""));
 };
 
 const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
   .find((tab) => tab.textContent.trim().toLowerCase() === name?.toLowerCase())?.click();
 
+/* A long link holds a whole run in its fragment: JSON, deflated, in base64url. No server keeps it. */
+const LONGEST_LINK = 60000;   // characters
+const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
+const TOO_LONG = " It holds the question only, since the run is too long for a link. Download the run instead.";
+const CURVES = ["times", "tokens", "baseline_times"];   // of other races: left out of links
+
+const through = (bytes, converter) =>
+  new Response(new Blob([bytes]).stream().pipeThrough(converter)).arrayBuffer();
+
+const pack = async ({ summary, verdict, repeats, ...trace }) => {
+  const short = (_, value) => (Number.isInteger(value) || typeof value !== "number" ? value
+    : Number(value.toFixed(5)));
+  const others = repeats.map((one) => Object.fromEntries(
+    Object.entries(one).filter(([name]) => !CURVES.includes(name))));
+  const text = JSON.stringify({ ...trace, repeats: others }, short);
+  const bytes = new Uint8Array(await through(text, new CompressionStream("deflate-raw")));
+  const binary = bytes.reduce((all, byte) => all + String.fromCharCode(byte), "");
+  return btoa(binary).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+};
+
+const unpack = async (text) => {
+  if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // may inflate hugely
+  const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
+  const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
+  const inflated = await through(bytes, new DecompressionStream("deflate-raw"));
+  return new TextDecoder("utf-8", { fatal: true }).decode(inflated);
+};
+
+/* Shows a link to the run, or to the question only, and copies it. */
+const copyLink = async (withRun) => {
+  const box = race.find(".sd-link-text"), { trace } = race, same = trace.instruction === values().question;
+  const short = linkOf([...(withRun && !same ? [] : query), ...speed()]);
+  const link = withRun ? `${short}#run=${await pack(trace)}` : short, long = link.length > LONGEST_LINK;
+  box.value = long ? short : link;
+  box.hidden = false;
+  box.select();
+  const copied = await navigator.clipboard?.writeText(box.value).then(() => true, () => false);
+  say(race.find(".sd-kept"), (copied ? "Copied." : "Copy it from the box.") + (long ? TOO_LONG : ""));
+};
+
 const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
-  const result = verdict.headline;
-  const rate = trace.summary.acceptance_rate, name = isolated(trace.instruction.slice(0, 28));
-  const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
-  const curves = [{ name: `${name}: ${trace.summary.speedup?.toFixed(2) ?? "-"} times`, times: shown.spec.x, tokens: shown.spec.y }];
+  const { acceptance_rate: rate, speedup } = trace.summary, result = verdict.headline;
+  const name = `\u2068${trace.instruction.slice(0, 28)}\u2069`;   // keeps Arabic apart from the figures
+  const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}`
+    + (rate == null ? "" : `, ${percent(rate)} accepted`);
+  const curves = [{ name: `${name}: ${speedup?.toFixed(2) ?? "-"} times`, times: shown.spec.x, tokens: shown.spec.y }];
   const lay = button("+", () => {
     lay.ariaPressed = String(lay.ariaPressed !== "true");
     race.overlay(lay, lay.ariaPressed === "true" && curves);
   }, { className: "sd-lay", title: "Lay over the chart", ariaLabel: `Lay over the chart: ${title}`, ariaPressed: "false" });
-  visits.push(make("li", "",
-    button(`${name}: ${result}`, () => receive({ ...message, phase: "opened" }), { title }),
-    lay));
+  const open = () => receive({ ...message, phase: "opened" });
+  visits.push(make("li", "", button(`${name}: ${result}`, open, { title }), lay));
   race.find(".sd-visit-list").append(visits.at(-1));
   if (visits.length > MOST_VISITS) visits.shift().remove();
 };
@@ -53,8 +93,7 @@ const openFirst = async () => {
   const message = packed && (text === null ? failure(DAMAGED) : await openRun(text));
   const opened = message && message.phase !== "error";
   if (!opened && !race.run) {
-    const recorded = await asset(specdemo.known.races[0][0]);
-    const question = new URLSearchParams(location.search).get("question");
+    const recorded = await asset(specdemo.known.races[0][0]), question = parameter("question");
     if (question === null || question === recorded.trace.instruction) receive(recorded);
     else {
       explain(recorded);
@@ -67,14 +106,12 @@ const openFirst = async () => {
 
 const explain = (message) => {
   drawPicture(message.trace);
-  walk?.draw(message);
+  drawWalk?.(message);
   explained = message;
 };
 
 export const mountRace = (element) => {
-  const root = element.querySelector(".sd-view"), on = (name, event, act) => (
-    root.querySelector(".sd-" + name).addEventListener(event, act));
-  race = specdemo.race = new RaceView(root, {
+  race = specdemo.race = new RaceView(element.querySelector(".sd-view"), {
     addressed: address,
     settled(message, watched) {
       explain(message);
@@ -83,44 +120,35 @@ export const mountRace = (element) => {
     },
   });
   const recorded = race.find(".sd-recorded");
+  const on = (name, act) => race.find(".sd-" + name).addEventListener("click", act);
   recorded.append(...specdemo.known.races.map(([file, label]) => new Option(label, file)));
   recorded.onchange = async () => {
     receive(await asset(recorded.value));
     recorded.value = "";   // so that the same one can be chosen again
     race.motion.start();
   };
-  on("short", "click", () => copyLink(race, query, speed(), false));
-  on("link", "click", () => copyLink(race, query, speed(), true));
-  on("download", "click", () => keepJson(race.trace, "specdemo-run.json"));
-  on("open", "change", async ({ target }) => {
+  on("short", () => copyLink(false));
+  on("link", () => copyLink(true));
+  on("download", () => keepJson(race.trace, "specdemo-run.json"));
+  race.find(".sd-open").onchange = async ({ target }) => {
     receive(await openRun(await target.files[0].text()));
-    root.querySelector(".sd-verdict").scrollIntoView({ block: "nearest" });
+    race.find(".sd-verdict").scrollIntoView({ block: "nearest" });
     target.value = "";
-  });
+  };
   // Of the run that is shown: their curves are laid over its own.
   const shown = () => ({ ...values(), ...(race.trace && { question: race.trace.instruction }) });
-  on("drafts", "click", () => !isRunning() && stream("drafts", shown(), receive));
+  on("drafts", () => !isRunning() && stream("drafts", shown(), receive));
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
     target.closest('[role="tab"]') && setTimeout(address)));
-  showTab(new URLSearchParams(location.search).get("tab"));
+  showTab(parameter("tab"));
 };
 
-/* The answer of the run on show as Markdown without markup of its own, and its code. */
-export const texts = () => {
-  const { python = "", curl = "" } = race.message?.program ?? {}, node = document.querySelector(".sd-more");
-  if (node && !formatted) {   // Gradio makes what is inside when it is first opened
-    formatted = new MutationObserver(() => unbreak(node));
-    formatted.observe(node, { childList: true, subtree: true, characterData: true });
-  }
-  return [harmless(race.spec.text), python, curl.replace("{page}", page.slice(0, -1))];
-};
-
-export const mountBenchmark = (element) => new Benchmark(element.querySelector(".sd-bench"), values);
+export const mountBenchmark = (element) => mountCharts(element, values);
 
 export const mountWalk = (element) => {
-  walk = new Walk(element.querySelector(".sd-walk"), {
+  drawWalk = mountStations(element, {
     watch(round) {
       showTab("Race");
       setTimeout(() => race.motion.goTo(round), 100);   // it scrolls there once the tab is shown
@@ -131,7 +159,30 @@ export const mountWalk = (element) => {
       setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
     },
   });
-  if (explained) walk.draw(explained);
+  if (explained) drawWalk(explained);
+};
+
+/* Markdown of a model, in which no HTML, image or link can begin: a mark breaks what begins them. Once it
+   is drawn, the marks are taken out of the texts of the node, which makes no elements. */
+const MARK = "\u2060", COLOURED = "python|json|bash";   // Gradio fails to draw some other languages
+const OTHER_LANGUAGE = new RegExp(`^( *(?:\`{3,}|~{3,}))(?!(?:${COLOURED}) *$).*$`, "gim");
+const harmless = (text) => text.replaceAll(MARK, "").replace(OTHER_LANGUAGE, "$1")
+  .replace(/<(?=[a-z/!?])|!(?=\[)|\](?=[([:])/gi, `$&${MARK}`);
+const takeOutMarks = (node) => {
+  const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    if (texts.currentNode.data.includes(MARK)) texts.currentNode.data = texts.currentNode.data.replaceAll(MARK, "");
+  }
+};
+
+/* The answer of the run on show as Markdown without markup of its own, and its code. */
+export const texts = () => {
+  const { python = "", curl = "" } = race.message?.program ?? {}, node = document.querySelector(".sd-more");
+  if (node && !formatted) {   // Gradio makes what is inside when it is first opened
+    formatted = new MutationObserver(() => takeOutMarks(node));
+    formatted.observe(node, { childList: true, subtree: true, characterData: true });
+  }
+  return [harmless(race.spec.text), python, curl.replace("{page}", page.slice(0, -1))];
 };
 
 /* The inputs as [name, label, default value], and their present values. */
@@ -159,6 +210,6 @@ export const ask = (inputs, present) => {
   stream("race", values(), receive);
 };
 
-export { stop } from "./server.js";
+export { stop } from "./common.js";
 
 Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]), values });

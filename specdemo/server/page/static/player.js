@@ -1,6 +1,6 @@
-/* Shows a finished race again, slowly or step by step. Everything drawn follows from `view`, the
-   seconds of the race that are shown: both clocks run in the race's own time. */
-import { counted, make, quoted, say, seconds, visible } from "./dom.js";
+/* Shows a finished race again: slowly or step by step, and one round of it as a picture, which the walk of
+   the tab "How it works" explains. */
+import { button, counted, factor, make, milliseconds, quoted, say, seconds, visible } from "./common.js";
 
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
 const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
@@ -9,7 +9,7 @@ const GUESSING = [.25, .6];    // share of a round in which its draft tokens app
 const STEP = "one step of the target";
 
 /* What just happened, in a sentence, once the target has checked a round. */
-export const roundWords = ({ drafted, emitted }) => {
+const roundWords = ({ drafted, emitted }) => {
   if (emitted?.kind === "first") return "The target model read the question and gave the first token.";
   const right = drafted.filter((one) => one.accepted).length;
   const gave = counted(right + (emitted ? 1 : 0), "token");
@@ -26,6 +26,8 @@ export const roundWords = ({ drafted, emitted }) => {
   return `${guessed}${accepted}: ${gave} for ${STEP}.${instead}`;
 };
 
+/* Everything drawn follows from `view`, the seconds of the race that are shown: both clocks run in the
+   race's own time. */
 export class Player {
   constructor(view) {
     Object.assign(this, { race: view, view: Infinity, playing: false, speed: "slow" });
@@ -55,9 +57,7 @@ export class Player {
 
   choose(speed) {
     this.speed = this.race.player.dataset.speed = speed;
-    for (const button of this.race.find(".sd-speeds").children) {
-      button.ariaPressed = String(button.dataset.speed === speed);
-    }
+    for (const node of this.race.find(".sd-speeds").children) node.ariaPressed = String(node.dataset.speed === speed);
     if (speed === "steps") this.play(false);
     else if (this.race.trace && !this.playing) this.start();
   }
@@ -67,13 +67,12 @@ export class Player {
     const { target, key } = event, { race } = this;
     const { top, bottom } = race.find(".sd-shown").getBoundingClientRect();
     const other = target.closest("input, textarea, select, a, summary, [role=listbox], [role=tab], [role=region]");
-    const button = target.closest("button"), seen = bottom > top && top < innerHeight && bottom > 0;
+    const pressed = target.closest("button"), seen = bottom > top && top < innerHeight && bottom > 0;
     if (other || !seen || !race.trace || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (button && (key === " " || !race.player.contains(button))) return;
-    if (key === " ") this.toggle();
-    else if (key === "ArrowRight") this.step(1);
-    else if (key === "ArrowLeft") this.step(-1);
-    else return;
+    if (pressed && (key === " " || !race.player.contains(pressed))) return;
+    const act = { " ": () => this.toggle(), ArrowRight: () => this.step(1), ArrowLeft: () => this.step(-1) }[key];
+    if (!act) return;
+    act();
     event.preventDefault();
   }
 
@@ -129,14 +128,9 @@ export class Player {
     if (on) this.timer = setInterval(() => this.tick(), 30);
   }
 
-  /* Plays from the shown moment, or from the start if that is the end; after `wait` milliseconds. */
-  start(wait = 0) {
+  /* Plays from the shown moment, or from the start if that is the end. */
+  start() {
     if (this.still || this.speed === "steps") return;
-    clearTimeout(this.timer);
-    if (wait) {
-      this.timer = setTimeout(() => this.start(), wait);
-      return;
-    }
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
     performance.mark("sd-play");   // when a visitor sees the first race
@@ -170,16 +164,14 @@ export class Player {
       ghosts = next.drafted.slice(0, Math.ceil(done * next.drafted.length));
     }
     if (time < Infinity && !ghosts.length && last?.emitted?.kind === "correction") {
-      [ghosts, look, place] = [last.drafted.filter((one) => !one.accepted).slice(0, 1), "struck",
-        last.nodes.at(-1)];
+      [ghosts, look, place] = [[last.drafted.find((one) => !one.accepted)], "struck", last.nodes.at(-1)];
     }
     const key = `${shown} ${look} ${ghosts.length}`;
     if (key !== this.drawn) {
       this.drawn = key;
       for (const node of spec.box.querySelectorAll(".sd-ghost")) node.remove();
-      const nodes = ghosts.map(({ text }) => make("span", "sd-ghost sd-" + look,
-        look === "struck" ? visible(text) : text));
-      for (const node of nodes) node.ariaHidden = "true";
+      const nodes = ghosts.map(({ text }) => Object.assign(
+        make("span", "sd-ghost sd-" + look, look === "struck" ? visible(text) : text), { ariaHidden: "true" }));
       if (place) place.before(...nodes);
       else spec.box.append(...nodes);
       for (const node of spec.box.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
@@ -210,3 +202,124 @@ export class Player {
       + `${seconds(baseline.length)}.`;
   }
 }
+
+/* A round that shows most: tokens accepted and one put right, else any with a draft. */
+const tellingRound = (rounds) => {
+  const score = ({ drafted, emitted }) => {
+    const right = drafted.filter((one) => one.accepted).length;
+    const short = drafted.every(({ text }) => text.trim()) && drafted.map(({ text }) => text).join("").length < 30;
+    return drafted.length ? 1 + Math.min(right, 3) + (emitted?.kind === "correction" ? 3 : 0) + 2 * short : 0;
+  };
+  const best = Math.max(...rounds.map(score), 0);
+  return best ? rounds.findIndex((one) => score(one) === best) : -1;
+};
+
+const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));
+
+/* By step of a round: a caption and the words. */
+const CARDS = {
+  Guess: ({ drafted }) => ["The draft guesses ahead", drafted.map((one) => word("guess", one))],
+  Check: ({ drafted }) => ["The model checks in one step", drafted.map((one, place) => {
+    const wrong = place === drafted.findIndex((other) => !other.accepted);
+    const [look, mark] = one.accepted ? ["right", " ✓"] : wrong ? ["struck", " ✗"] : ["guess", ""];
+    return word(look, { text: one.text.trim() + mark });
+  })],
+  Keep: ({ drafted, emitted }) => {
+    const kept = drafted.filter((one) => one.accepted).map((one) => word("right", one));
+    if (!emitted) return ["All guesses are kept", kept];
+    if (emitted.kind === "correction") return ["The model replaces the wrong word", [...kept, word("wrong", emitted)]];
+    return ["The model adds one of its own", [...kept, word("own", emitted)]];
+  },
+};
+
+/* The three cards of a round; number `current` (from 1) is the one that is being explained. */
+const cardsOf = (round, current) => Object.entries(CARDS).map(([name, describe], place) => {
+  const [caption, words] = describe(round), item = make("div", "sd-step", make("b", "", `${place + 1} ${name}`),
+    make("span", "sd-hint", caption), make("span", "sd-words", ...words));
+  if (place + 1 === current) item.ariaCurrent = "step";
+  return item;
+});
+
+/* Two bars as long as the runs took. */
+const lengths = ({ decode_seconds: spec, baseline_decode_seconds: base }) => (
+  [["Speculative", spec], ["Autoregressive", base]].map(([name, spent]) => {
+    const bar = make("i", "", seconds(spent));
+    bar.style.width = `${100 * spent / Math.max(spec, base)}%`;
+    return make("span", "sd-length", name, bar);
+  }));
+
+export const drawPicture = ({ rounds }) => {
+  const round = rounds[tellingRound(rounds)];
+  if (round) document.querySelector(".sd-header .sd-steps").replaceChildren(...cardsOf(round));
+};
+
+/* What the stations of the walk say of a run, and their pictures. `round` is the number of a round. */
+const STATIONS = [
+  ["One token at a time", ({ summary, baseline }, { curve }) => {
+    const token = baseline && summary.baseline_decode_seconds / summary.baseline_decoded;
+    return ["For each token the processor fetches the whole model from memory, to do a little "
+      + "arithmetic with it. The memory is the bottleneck, so a step that reads several tokens takes "
+      + "little longer than a step that reads one. "
+      + (token ? `In this run a token took ${milliseconds(token)}. ` : "") + (curve?.sentence ?? ""),
+    (baseline?.tokens ?? []).slice(0, 14).map((one) => word("own", one))];
+  }],
+  ["Guess", ({ rounds }, _, round) => ["Something small and quick guesses a few tokens ahead: a small model, a "
+    + "head on the target model, or n-gram lookup, which takes what followed the same words earlier in the text. "
+    + `In round ${round + 1} of this run that took ${milliseconds(rounds[round].draft_seconds)}.`,
+  cardsOf(rounds[round], 1)]],
+  ["Check", ({ rounds }, _, round) => ["The target model reads all guesses in one step, which gives for every "
+    + "position what it would have written itself. Here that took "
+    + `${milliseconds(rounds[round].verify_seconds)}. Guesses are accepted up to the first one that differs from `
+    + "the model's own choice.", cardsOf(rounds[round], 2)]],
+  ["Keep", ({ rounds, summary, prompt_tokens: prompt }, _, round) => [`${roundWords(rounds[round])} The next round `
+    + "begins there. Keys and values of text that was read are kept in a cache, so the "
+    + `${prompt} tokens of the question were read once; ${summary.drafted - summary.accepted} wrong guesses were `
+    + "removed from the cache. Nothing is copied.", cardsOf(rounds[round], 3)]],
+  ["What it is worth", ({ summary, baseline }, { curve, verdict }) => {
+    const paid = curve?.measured ?? summary.speedup;
+    return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
+      + `${(summary.tokens_per_round / paid).toFixed(2)} tokens without drafts: ${factor(paid)}. ` : "")
+      + "It loses where few guesses are right, where the draft is not much cheaper than the model, or "
+      + "where many requests keep the processor busy already. The answer is the same: without sampling a "
+      + "guess is kept only if it is the model's own choice, and with sampling both runs draw with the same "
+      + "noise, fixed by the seed. That a step over several tokens gives the same numbers as several steps "
+      + `over one is measured on each machine, and each race compares two independent runs. ${verdict.identity ?? ""}`,
+    baseline ? lengths(summary) : []];
+  }],
+];
+const NO_GUESS = ["In this run nothing was guessed.", []];
+
+/* The walk through the stations; gives the function that draws it for the run of a message. */
+export const mountWalk = (root, { watch, ask }) => {
+  const find = (name) => root.querySelector(".sd-" + name), last = STATIONS.length - 1;
+  let place = 0, race = null;
+
+  const draw = (message) => {
+    race = message;
+    const { trace } = race, round = tellingRound(trace.rounds), [title, describe] = STATIONS[place];
+    const explained = place === 0 || place === last || round >= 0;
+    const [text, picture] = explained ? describe(trace, race, round) : NO_GUESS;
+    say(find("station-title"), title);
+    say(find("station-text"), text);
+    find("station-picture").replaceChildren(...picture);
+    find("walk-back").disabled = place === 0;
+    find("walk-next").disabled = place === last;
+    find("ask-it").hidden = place !== last;
+    find("watch").hidden = round < 0;
+    say(find("walk-place"), `Station ${place + 1} of ${STATIONS.length}`);
+    [...find("stations").children].forEach(({ firstChild }, number) => {
+      firstChild.ariaCurrent = number === place ? "step" : null;
+    });
+  };
+  const go = (wanted) => {
+    place = Math.max(0, Math.min(last, wanted));
+    if (race) draw(race);
+  };
+  find("stations").append(...STATIONS.map(([name], number) => (
+    make("li", "", button(`${number + 1} ${name}`, () => go(number))))));
+  find("walk-back").onclick = () => go(place - 1);
+  find("walk-next").onclick = () => go(place + 1);
+  find("watch").onclick = () => watch(tellingRound(race.trace.rounds));
+  find("ask-it").onclick = ask;
+  return draw;
+};

@@ -1,10 +1,9 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
-import { addExports, draw, playheadAt, raceFigure, raceRows } from "./chart.js";
-import { bringIntoView, isRunning, make, quoted, say, seconds, showRunning } from "./dom.js";
-import { drawEngineering } from "./engineering.js";
+import { addExports, draw, drawEngineering, playheadAt, raceFigure, raceRows } from "./chart.js";
+import { SOURCES, bringIntoView, counted, isRunning, make, percent, quoted, say, seconds, showRunning, visible }
+  from "./common.js";
 import { Player } from "./player.js";
-import { Runner, TokenLine, roundNodes } from "./runner.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
@@ -34,9 +33,7 @@ export class RaceView {
     const { trace, phase, note = "", verdict } = message, failed = phase === "error";
     const running = RUNNING.includes(phase);
     say(this.state.querySelector(".sd-status"), failed ? "" : note);
-    const error = this.state.querySelector(".sd-error");
-    say(error, failed ? note : "");
-    error.hidden = !failed;
+    say(this.state.querySelector(".sd-error"), failed ? note : "");
     this.root.dataset.phase = phase;
     showRunning(running);
     if (running) this.motion.play(false);   // it takes time from the models
@@ -50,12 +47,9 @@ export class RaceView {
     if (!running && !trace && this.trace) this.drawChart();   // after a race of the drafts
     if (KEEPING.includes(phase) || !trace && !running) return;
     if (!this.live || trace) this.reset(phase);
-    if (trace) {
-      this.addAll(trace.rounds, trace.baseline?.tokens ?? []);
-      this.settle(message, phase !== "opened");
-      return;
-    }
-    this.addAll(message.rounds ?? [], message.baseline ?? []);
+    const { rounds = [], baseline } = trace ?? message;
+    this.addAll(rounds, baseline?.tokens ?? baseline ?? []);
+    if (trace) return this.settle(message, phase !== "opened");
     if (phase === "again") this.tell(verdict);
     this.show(Infinity);
   }
@@ -70,16 +64,12 @@ export class RaceView {
     delete this.root.dataset.settled;
     this.root.removeAttribute("data-empty");
     this.find(".sd-plot").dataset.run = "";   // style.css hides the chart of the run before
-    for (const runner of this.runners) {
-      runner.clear();
-      delete runner.box.dataset.cut;
-    }
+    for (const runner of this.runners) runner.clear();
     this.strip.replaceChildren();
     this.tokenLine.pick(null);
     this.find(".sd-shown").hidden = false;
-    this.find(".sd-link-text").hidden = true;
+    this.find(".sd-link-text").hidden = this.find(".sd-playhead").hidden = true;
     for (const name of ["kept", "caption", "time"]) say(this.find(".sd-" + name), "");
-    this.find(".sd-playhead").hidden = true;
     if (this.live) bringIntoView(this.find(".sd-verdict"));
     this.tell({ tone: "running", headline: "Racing", sentence: "First with drafts, then one token "
       + "at a time: one run after the other, so that neither takes the processor from the other." });
@@ -105,8 +95,7 @@ export class RaceView {
 
   addAll(rounds, tokens) {
     for (const round of rounds) {
-      const number = this.spec.events.length;
-      const { nodes, row } = roundNodes(this.tokenLine, round, number, this.spec.tokens);
+      const { nodes, row } = this.tokenLine.round(round, this.spec.events.length, this.spec.tokens);
       this.spec.add(round.shown_at, nodes, { ...round, row });
     }
     for (const { shown_at: time, text } of tokens) {
@@ -126,9 +115,8 @@ export class RaceView {
     this.root.toggleAttribute("data-moving", !live && t < Infinity);
     if (live) return;
     this.point();
-    const seek = this.find(".sd-seek");
+    const seek = this.find(".sd-seek"), place = `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`;
     seek.value = duration ? Math.round(1000 * time / duration) : 1000;
-    const place = `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`;
     seek.setAttribute("aria-valuetext", place);
     say(this.find(".sd-time"), place);
   }
@@ -143,20 +131,17 @@ export class RaceView {
 
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
   settle(message, watched) {
-    const { spec, baseline } = this, { trace, verdict, curve, model } = message;
+    const { spec, runners } = this, { trace, verdict, curve, model } = message;
     Object.assign(this, { trace, verdict, message, live: false });
     this.root.dataset.settled = this.run;
     this.root.toggleAttribute("data-empty", !trace.rounds.length);
     this.tell(verdict, message);
     if (watched) say(document.querySelector(".sd-models"), `Ready: ${model}.`);
-    if (verdict.difference != null) {
-      for (const { box } of this.runners) {
-        box.querySelectorAll(".sd-tok, .sd-ptok")[verdict.difference]?.classList.add("sd-parted");
-      }
-    }
-    if (["length", "context"].includes(trace.finish_reason)) {
-      const ended = trace.identical === null ? [spec] : this.runners;   // the other one was stopped
-      for (const { box, tokens } of ended) box.dataset.cut = `cut at ${tokens} tokens`;
+    const stopped = trace.identical === null, cut = ["length", "context"].includes(trace.finish_reason);
+    for (const runner of runners) {
+      const node = runner.box.children[verdict.difference ?? -1];
+      node?.classList.add("sd-parted");
+      if (cut && !(stopped && runner !== spec)) runner.box.dataset.cut = `cut at ${runner.tokens} tokens`;
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
@@ -168,7 +153,7 @@ export class RaceView {
     this.drawChart();
     this.hooks.settled(message, watched);
     if (watched) bringIntoView(this.find(".sd-verdict"));
-    const ends = [spec, baseline].map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
+    const ends = runners.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-chart").ariaLabel = `Tokens against seconds: speculative ${ends[0]}, autoregressive ${ends[1]}`;
   }
 
@@ -177,7 +162,7 @@ export class RaceView {
   overlay(owner, curves) {
     if (curves) this.overlays.set(owner, curves.map(({ name, times, tokens, speedup, acceptance_rate: rate }) => ({
       name: speedup == null ? name : `${name}: ${speedup.toFixed(2)} times`
-        + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`), x: times, y: tokens })));
+        + (rate == null ? "" : `, ${percent(rate)} accepted`), x: times, y: tokens })));
     else this.overlays.delete(owner);
     this.drawChart();
   }
@@ -213,15 +198,146 @@ const drawDots = (root, races, notes) => {
     node.style.left = `${(3 + 94 * octaves / 3).toFixed(1)}%`;
     return node;
   };
-  put(races[0]?.speedup ?? 1, "sd-value", races[0]?.speedup?.toFixed(2) ?? "");
+  const speedups = races.map(({ speedup }) => speedup?.toFixed(2));
+  put(races[0]?.speedup ?? 1, "sd-value", speedups[0] ?? "");
   for (const [at, label] of [[1 / 2, "½"], [1, "1"], [2, "2"], [4, "4"]]) put(at, "sd-one", label);
   races.forEach(({ speedup, counted, why }, number) => {
     const dot = put(speedup, `sd-dot${counted ? "" : " sd-hollow"}${number ? "" : " sd-on-show"}`);
-    dot.title = `${speedup?.toFixed(2)} times as fast${number ? "" : ", the race on show"}`
+    dot.title = `${speedups[number]} times as fast${number ? "" : ", the race on show"}`
       + (counted ? "" : `; not counted: ${why}`);
   });
   const out = races.find(({ counted, why }) => !counted && !notes.some((note) => note.includes(why)));
-  const speedups = races.map(({ speedup }) => speedup?.toFixed(2)).join(", ");
-  root.ariaLabel = `Times as fast, by race: ${speedups}`;
+  root.ariaLabel = `Times as fast, by race: ${speedups.join(", ")}`;
   root.replaceChildren(line, ...(out ? [make("span", "sd-hint", `○ not counted: ${out.why}`)] : []));
 };
+
+/* One of the two runs of a race: its tokens and its bar. */
+class Runner {
+  constructor(root, box) {
+    Object.assign(this, { box });
+    for (const part of ["bar", "clock", "pace"]) this[part] = root.querySelector(".sd-" + part);
+    this.clear();
+  }
+
+  clear() {
+    this.events = [];
+    this.shown = 0;
+    this.box.replaceChildren();
+    delete this.box.dataset.cut;
+  }
+
+  get tokens() { return this.events.at(-1)?.tokens ?? 0; }
+  get text() { return this.events.flatMap(({ nodes }) => nodes).map((node) => node.textContent).join(""); }
+  get last() { return this.events[this.shown - 1]; }
+  get length() { return this.spent(this.events.length); }
+
+  /* Seconds from the first event to number `count`. */
+  spent(count) { return count ? this.events[count - 1].time - this.events[0].time : 0; }
+
+  add(time, nodes, more) {
+    this.events.push({ time, nodes, tokens: this.tokens + nodes.length, ...more });
+    this.shown = this.events.length;
+    this.box.append(...nodes);
+  }
+
+  /* Shows the run as it was `t` seconds after the first event; only changed nodes are updated. The
+     bar is as long as its time, on a scale of `span` seconds. */
+  show(t, span) {
+    const later = this.events.findIndex((_, number) => this.spent(number + 1) > t + 1e-9);
+    const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
+    for (const { nodes, row } of this.events.slice(Math.min(count, this.shown), Math.max(count, this.shown))) {
+      for (const node of row ? [...nodes, row] : nodes) node.classList.toggle("sd-later", hidden);
+    }
+    this.shown = count;
+    const time = Math.min(t, this.length), decoded = (this.last?.tokens ?? 0) - (this.events[0]?.tokens ?? 0);
+    this.bar.style.transform = `scaleX(${Math.min(1, time / (span || 1))})`;
+    say(this.clock, seconds(time));
+    const spent = this.spent(count), rate = spent ? `, ${(decoded / spent).toFixed(1)} tokens/s` : "";
+    say(this.pace, counted(this.last?.tokens ?? 0, "token") + rate);
+  }
+}
+
+/* By kind of token: its look in style.css, and its words. */
+const KINDS = {
+  accepted: ["right", "guessed right: an accepted draft token"],
+  forced: ["right", "forced by the grammar, so guessed with certainty"],
+  correction: ["wrong", "put right by the target model: a correction"],
+  bonus: ["own", "the target model's own, after a draft that was all right: a bonus token"],
+  first: ["own", "the first token, by the target model"],
+  plain: ["own", "the target model's own: nothing was guessed"],
+};
+const STEPS = {
+  ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
+};
+const HINT = "Point at a token, tap it, or walk with the arrow keys to see what it was.";
+
+const probabilities = ({ draft_probability: draft, target_probability: target }) =>
+  [["draft", draft], ["target", target]].filter(([, value]) => value != null)
+    .map(([model, value]) => `${model} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
+
+/* The line about one token: where it came from, and its probability in draft and target. The token is
+   marked in the answer, in the list of rounds, and by `point(round)` in the chart. */
+class TokenLine {
+  constructor(line, runner, rounds, point) {
+    Object.assign(this, { line, point, box: runner.box });
+    for (const kind of ["pointerover", "click"]) {
+      this.box.addEventListener(kind, ({ target }) => this.pick(target.closest(".sd-tok") ?? this.active));
+      rounds.addEventListener(kind, ({ target }) => this.pick(target.closest(".sd-cell")?.token ?? this.active));
+    }
+    line.addEventListener("click", () => this.pick(null));   // on a phone it lies over the page
+    this.box.addEventListener("keydown", (event) => {
+      const step = STEPS[event.key], last = (runner.last?.tokens ?? 0) - 1;
+      if (step === undefined || last < 0) return;
+      event.preventDefault();
+      const from = this.active?.facts.position ?? (step === 1 ? -1 : 0);
+      this.pick(this.box.querySelectorAll(".sd-tok")[Math.max(0, Math.min(last, from + step))]);
+      this.active.scrollIntoView({ block: "nearest" });
+    });
+  }
+
+  /* The nodes of a round's tokens, with the `facts` about each, and its row in the list of rounds. */
+  round({ drafted, emitted }, round, position) {
+    const rejected = drafted.find((token) => !token.accepted), nodes = [], of = drafted.length;
+    const row = make("div", "sd-round", make("b", "", round + 1));
+    const cell = (look, glyph, { text }) => row.appendChild(
+      make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text))));
+    const add = (kind, token, glyph, more) => {
+      const [look] = KINDS[kind], { text } = token, node = make("span", `sd-tok sd-${look}`, text);
+      const facts = { kind, token, round, of, position: position + nodes.length, cell: cell(look, glyph, token), ...more };
+      Object.assign(node, { facts, role: "option", id: "sd-token-" + facts.position, ariaSelected: "false" });
+      if (!text.trim()) node.ariaLabel = text.includes("\n") ? "line break" : "space";
+      nodes.push(facts.cell.token = node);
+    };
+    drafted.forEach((token, place) => {
+      const kind = token.source === "grammar" ? "forced" : "accepted";
+      if (token.accepted) add(kind, token, "✓", { place });
+      else cell("no", token === rejected ? "×" : "·", token);
+    });
+    const accepted = nodes.length;
+    if (emitted) add(emitted.kind, emitted, emitted.kind === "correction" ? "↺" : "+", { rejected });
+    row.ariaLabel = row.title = `Round ${round + 1}: ${of} drafted, ${accepted} accepted${emitted ? ", 1 by the target" : ""}`;
+    row.role = "group";
+    return { nodes, row };
+  }
+
+  pick(node) {
+    const facts = node?.facts;
+    if (this.active) this.active.ariaSelected = "false";
+    this.active?.facts.cell.classList.remove("sd-lit");
+    facts?.cell.classList.add("sd-lit");
+    this.active = node;
+    this.point(facts?.round);
+    this.line.textContent = node ? this.words(facts) : HINT;
+    this.line.classList.toggle("sd-open", !!node);
+    this.box.setAttribute("aria-activedescendant", node?.id ?? "");
+    if (node) node.ariaSelected = "true";
+  }
+
+  words({ kind, token, rejected, round, place, of }) {
+    const where = place !== undefined ? `, number ${place + 1} of ${of}` : of ? `, after ${of} guessed` : "";
+    const by = SOURCES.has(token.source) ? ` by ${SOURCES.get(token.source)}` : "";
+    const instead = rejected ? ` In place of ${quoted(rejected.text)} (${probabilities(rejected)}).` : "";
+    return `${quoted(token.text)}: ${KINDS[kind][1]}${where}${by}, in round ${round + 1}; `
+      + `${probabilities(token)}.${instead}`;
+  }
+}
