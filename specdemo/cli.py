@@ -34,16 +34,21 @@ COMMANDS = {
     "tune": "Race a pair's drafts here, and keep the fastest.",
 }
 """The help of each command. A command NAME is a function of commands/NAME.py, or of FILES[NAME]."""
-FILES = {"fetch": "pairs", "machine": "pairs"}
+FILES = {
+    "fetch": "pairs",
+    "export": "pairs",
+    "machine": "pairs",
+    "tune": "drafts",
+    "train-draft": "drafts",
+}
 
 
 class _LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        attribute = name.replace("-", "_")
-        module = importlib.import_module(f"specdemo.commands.{FILES.get(name, attribute)}")
-        command: click.Command = getattr(module, attribute)
+        module = importlib.import_module(f"specdemo.commands.{FILES.get(name, name)}")
+        command: click.Command = getattr(module, name.replace("-", "_"))
         command.help = command.help or COMMANDS[name]
         return command
 

@@ -15,7 +15,7 @@ from tiny_models import ir_folder
 
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.commands import tune as tuning
+from specdemo.commands import drafts as tuning
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement
 from specdemo.engine.backends import numerics

@@ -47,14 +47,9 @@ Lengths = Annotated[tuple[Limit, ...], Field(min_length=1), SPLIT] | None
 class BenchSettings(Settings):
     """Settings of which the longest answer may have several values, to be measured each."""
 
-    max_new_tokens: Lengths = option(  # type: ignore[assignment]  # `each` gives Settings
+    max_new_tokens: Lengths = option(  # type: ignore[assignment]  # `bench` makes Settings of it
         None, "longest answer, tokens; several numbers measure each", metavar="N[,N]", unset="100"
     )
-
-    def each(self, usual: int) -> tuple[Settings, tuple[int, ...]]:
-        """The settings with the longest of them, and all of them, `usual` if none is set."""
-        lengths = self.max_new_tokens or (usual,)
-        return Settings(**asdict(self) | {"max_new_tokens": max(lengths)}), lengths
 
 
 @sectioned()
@@ -75,7 +70,8 @@ def bench(
 
     prompts = options.read()
     usual = QUICK_TOKENS if options.quick else Settings().max_new_tokens
-    longest, lengths = settings.each(usual)
+    lengths = settings.max_new_tokens or (usual,)
+    longest = Settings(**asdict(settings) | {"max_new_tokens": max(lengths)})
     loaded = load_pair(choice)
     with Session(loaded, threads=threads) as session, progress_bar() as bar:
         loaded.check.require()
@@ -83,7 +79,7 @@ def bench(
         peers = [
             peer for name in options.peers or () for peer in peers_of(name, loaded, properties)
         ]
-        event = report.bench(
+        figures = report.bench(
             session,
             prompts,
             longest,
@@ -94,14 +90,13 @@ def bench(
             seconds=QUICK_SECONDS if options.quick else None,
             report=lambda step: bar(Progress(printable(f"{step.done}/{step.total} {step.text}"))),
         )
-    tables = dict(reversed(report.tables(event).items()))
-    write_report(event, json_file, tables)
-    if not event.rows:
+    write_report(figures, json_file, dict(reversed(report.tables(figures).items())))
+    if not figures.rows:
         raise RequestFailed("None of the prompts could be run.")
-    decision = event.decision
+    decision = figures.decision
     for line in (decision.sentence, decision.command, decision.python):
         click.echo(printable(line), err=json_file == "-")
     if options.html:
         from specdemo.bench.charts import page
 
-        Path(options.html).write_text(page(event), encoding="utf-8")
+        Path(options.html).write_text(page(figures), encoding="utf-8")

@@ -36,8 +36,8 @@ def load(
     fewer = [number for number in (1, 4, 8, 16, 32) if number < visitors]
     with started(*command, SPECDEMO_LOG="WARNING") as server:
         for number in (*fewer, visitors):
-            levels[number], wrong = level(server.url, questions, max_new_tokens, number, seconds)
-            errors += wrong
+            levels[number], failures = level(server.url, questions, max_new_tokens, number, seconds)
+            errors += failures
             show(None, [levels[number]], sys.stderr)
     single = levels[1]["tokens_per_s"]
     gain = levels[8]["tokens_per_s"] / single if 8 in levels and single else None

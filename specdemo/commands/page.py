@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.commands.shared import (
-    CONTEXT,
-    options_of,
-    sectioned,
-)
+from specdemo.commands.shared import CONTEXT, options_of, sectioned
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
@@ -68,13 +64,11 @@ def page(options: PageOptions) -> None:
 
     from specdemo.server.page.service import Service, VisitorLimits
 
-    first = ModelChoice(
-        **{field.name: getattr(options, field.name) for field in fields(ModelChoice)}
-    )
-    if not (first.pair or first.model):
-        first = replace(first, pair=model_menu.AUTO)
+    models = {field.name: getattr(options, field.name) for field in fields(ModelChoice)}
+    if not (options.pair or options.model):
+        models["pair"] = model_menu.AUTO
     capacity = {"cache_mb": options.cache_mb, "active": options.visitors}
-    menu = model_menu.ModelMenu(first, options.strangers, **capacity)
+    menu = model_menu.ModelMenu(ModelChoice(**models), options.strangers, **capacity)
     limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(menu.first, menu.open_session, limits, menu.fetch)
     metrics.log_requests()
@@ -100,11 +94,6 @@ def page(options: PageOptions) -> None:
     print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
 
     proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
-    server = Server(
-        app,
-        guard,
-        options.drain_seconds,
-        trusted_proxies=proxies,
-        finish=partial(finish, app, service),
-    )
+    end = partial(finish, app, service)
+    server = Server(app, guard, options.drain_seconds, trusted_proxies=proxies, finish=end)
     server.run([listening])

@@ -8,11 +8,7 @@ import threading
 from collections import deque
 from dataclasses import replace
 
-from specdemo.commands.shared import (
-    chosen_pair,
-    options_of,
-    sectioned,
-)
+from specdemo.commands.shared import chosen_pair, options_of, sectioned
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import log_requests
@@ -70,18 +66,15 @@ def serve_locally(options: ServeOptions) -> None:
 def serve_on_ray(options: ServeOptions) -> None:
     from specdemo.server.ray import on_ray
 
-    # Replicas run in other folders.
-    model, draft = map(_absolute, (options.model, options.assistant_model))
+    for field in ("model", "assistant_model"):
+        name = getattr(options, field)
+        if os.path.exists(name):  # replicas run in other folders
+            options = replace(options, **{field: os.path.abspath(name)})
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
-    with on_ray(replace(options, model=model, assistant_model=draft)) as url:
+    with on_ray(options) as url:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
         print(f"Ready: {url}/v1", flush=True)
         ended.wait()
         print("Finishing what has begun.", file=sys.stderr)
-
-
-def _absolute(model: str) -> str:
-    """The absolute path of a folder or file; other names stay."""
-    return os.path.abspath(model) if os.path.exists(model) else model

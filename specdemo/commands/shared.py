@@ -24,7 +24,6 @@ Command = Callable[..., Any]  # the function of a command, with click's options 
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
-
 SECTIONS = {"ModelChoice": "Models", "Settings": "Answers"}
 """Titles of options in a help, by the class that has them."""
 
@@ -51,12 +50,13 @@ class SectionedCommand(click.Command):
 
 sectioned = functools.partial(click.command, cls=SectionedCommand)
 
-_THREADS: Any = {
-    "metavar": "N",
-    "show_default": "all",
-    "help": "Processor threads of an inference.",
-}
-threads_option = click.option("--threads", type=click.IntRange(1, 256), **_THREADS)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    show_default="all",
+    help="Processor threads of an inference.",
+)
 
 
 def json_option(command: Command) -> Command:
@@ -86,42 +86,42 @@ def options_of(
     """A decorator: adds an option for every field of the dataclass `kind` that `options.option`
     made, and with `variables` an environment variable SPECDEMO_NAME. The command gets one checked
     instance as `argument`; BadInput names the option or the variable."""
-    shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
-    hints = get_type_hints(kind)
+    fields = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def checked(*args: Any, **values: Any) -> Any:
-            options = {field.name: values.pop(field.name) for field in shown}
+            options = {field.name: values.pop(field.name) for field in fields}
             return command(*args, **values, **{argument: _parse(kind, options)})
 
-        for field in reversed(shown):
-            metadata, hint, default = field.metadata, hints[field.name], field.default
-            several = get_origin(hint) is tuple
-            flag = hint is bool or "off" in metadata
-            required = default is dataclasses.MISSING
-            if required or several or default == "":
-                default = None
-            name = option_name(field.name)
-            owners = (owner for owner in kind.__mro__[::-1] if field.name in get_annotations(owner))
-            checked = click.option(
-                f"{name}/--{metadata['off']}" if "off" in metadata else name,
-                field.name,
-                envvar=_variable(field.name) if variables else None,
-                show_envvar=True,
-                show_default=metadata.get("unset", True),
-                required=required,
-                is_flag=flag,
-                multiple=several,
-                default=default if flag or default is None else str(default),
-                metavar=None if flag else metadata.get("metavar") or _metavar(hint),
-                help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
-                cls=SectionedOption,
-                section=SECTIONS.get(next(owners).__name__, "Options"),
-            )(checked)
+        for field in reversed(fields):
+            checked = _option(kind, field, variables)(checked)
         return checked
 
     return add
+
+
+def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Command:
+    metadata, hint = field.metadata, get_type_hints(kind)[field.name]
+    several, required = get_origin(hint) is tuple, field.default is dataclasses.MISSING
+    default = None if required or several or field.default == "" else field.default
+    flag, name = hint is bool or "off" in metadata, option_name(field.name)
+    owners = (owner for owner in kind.__mro__[::-1] if field.name in get_annotations(owner))
+    return click.option(
+        f"{name}/--{metadata['off']}" if "off" in metadata else name,
+        field.name,
+        envvar=_variable(field.name) if variable else None,
+        show_envvar=True,
+        show_default=metadata.get("unset", True),
+        required=required,
+        is_flag=flag,
+        multiple=several,
+        default=default if flag or default is None else str(default),
+        metavar=None if flag else metadata.get("metavar") or _metavar(hint),
+        help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
+        cls=SectionedOption,
+        section=SECTIONS.get(next(owners).__name__, "Options"),
+    )
 
 
 def _metavar(hint: Any) -> str:
@@ -190,7 +190,7 @@ def check_output(destination: str | None, option: str) -> str | None:
     if destination not in (None, "-"):
         new = not os.path.lexists(destination)
         try:
-            open(destination, "a").close()  # permissions are not enough: the disk may be read only
+            open(destination, "a").close()  # os.access does not know a disk that is read only
             if new:
                 os.unlink(destination)  # an interrupted command leaves no empty file
         except OSError as error:
@@ -203,7 +203,7 @@ def write_json(text: str, destination: str) -> None:
     try:
         with click.open_file(destination, "wb") as file:
             file.write(text.encode("utf-8", "replace") + b"\n")
-            file.flush()  # a full disk is told here
+            file.flush()  # raises for a full disk
     except OSError as error:
         raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error
 

@@ -85,7 +85,7 @@ class AnswerRun:
     def events(self) -> Generator[Waiting | Round]:
         """Yields the events as they come. Raises the request's error."""
         meter = None
-        # Until a stop string is noticed, the engine makes rounds that nobody wants.
+        # Rounds after a stop string are not wanted, so it is looked for in each round at once.
         with closing(self.handle.events(at_once=self._stops.wanted)) as events:
             try:
                 for event in events:
@@ -120,12 +120,11 @@ class AnswerRun:
         return round_
 
     def _end_text(self) -> None:
-        """Add to the last round what later tokens could have changed."""
-        if not self.rounds:
-            return
-        last, rest = self.rounds[-1], self._stream.rest()
-        last.tokens[-1].text += rest
-        last.text += self._stops.push(rest) + self._stops.rest()
+        """Add to the last round the text that later tokens could have changed."""
+        if self.rounds:
+            last, rest = self.rounds[-1], self._stream.rest()
+            last.tokens[-1].text += rest
+            last.text += self._stops.push(rest) + self._stops.rest()
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
@@ -136,10 +135,10 @@ class AnswerRun:
 
     @property
     def calls(self) -> tuple[FunctionCall, ...]:
-        """Of tools, with ids of nine characters, as templates of Mistral want them."""
+        """Calls of tools, with ids of nine characters, as templates of Mistral want them."""
         text = "".join(round_.text for round_ in self.rounds)
         _, calls = CallReader(self._tools).read(text, last=True)
-        return tuple(call._replace(id=f"call{place:05}") for place, call in enumerate(calls))
+        return tuple(call._replace(id=f"call{number:05}") for number, call in enumerate(calls))
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -147,7 +146,7 @@ class AnswerRun:
 
     @property
     def share(self) -> float:
-        """Of the processor time that its decoding could use, what other programs left it."""
+        """The share of the processor time that its decoding could use and other programs left."""
         wanted = self.request.cpu + self.request.waited
         return min(1.0, self.request.cpu / wanted / usual_share()) if wanted else 1.0
 

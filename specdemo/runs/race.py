@@ -1,22 +1,23 @@
 """Races: the same prompt decoded speculatively and autoregressively, how often that is repeated,
 and which of the races is on show."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from specdemo.engine.messages import Round
 from specdemo.runs.judge import MIN_RACES
-from specdemo.runs.question import AnswerRun, SessionEvent
+from specdemo.runs.question import AnswerRun
 from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, summarize
 
 ENOUGH_SECONDS = 3.0
 """Seconds of decoding of the faster way, summed over the races that count, after which a race is
-not repeated if MIN_RACES count. No race ends because of what the others said: a lucky moment would
+not repeated if MIN_RACES count. No race ends because of the results so far: a lucky moment would
 decide."""
 
 PATIENCE, MAX_REPEATS = 6, 24
-"""Nor after so many times as long, with those that do not count, or after so many repeats."""
+"""A race is not repeated after PATIENCE times as many seconds, those of races that do not count
+included, nor after MAX_REPEATS."""
 
 
 def on_show(races: Sequence[Trace]) -> Trace:
@@ -31,20 +32,20 @@ def on_show(races: Sequence[Trace]) -> Trace:
 
 
 def _repeat(race: Trace) -> Repeat:
-    rounds, baseline = race.rounds, race.baseline.tokens if race.baseline else ()
+    assert race.baseline
+    rounds, tokens = race.rounds, race.baseline.tokens
     times = tuple(round_.shown_at - rounds[0].shown_at for round_ in rounds)
-    baseline_times = tuple(token.shown_at - baseline[0].shown_at for token in baseline)
-    lengths = tuple(accumulate(len(round_.tokens) for round_ in rounds))
+    baseline_times = tuple(token.shown_at - tokens[0].shown_at for token in tokens)
     return Repeat(
-        times[-1],
-        baseline_times[-1],
-        max(race.shared_with, race.baseline.shared_with if race.baseline else 0),
-        race.compiling,
-        race.watched,
-        times,
-        lengths,
-        baseline_times,
-        min(race.share, race.baseline.share if race.baseline else 1.0),
+        seconds=times[-1],
+        baseline_seconds=baseline_times[-1],
+        shared_with=max(race.shared_with, race.baseline.shared_with),
+        compiling=race.compiling,
+        watched=race.watched,
+        times=times,
+        tokens=tuple(accumulate(len(round_.tokens) for round_ in rounds)),
+        baseline_times=baseline_times,
+        share=min(race.share, race.baseline.share),
     )
 
 
@@ -63,60 +64,52 @@ def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
     return decided or late or len(trace.repeats) >= MAX_REPEATS
 
 
-def with_baseline(run: AnswerRun, trace: Trace) -> Generator[SessionEvent, None, Trace]:
-    """Yields each token of `run`, which decodes the question of `trace` autoregressively and
-    independently; returns the trace with `baseline` and `identical` set."""
-    for event in run.events():
-        yield _baseline_token(event) if isinstance(event, Round) else event
-    same = run.token_ids == trace.token_ids
-    identical = None if run.finish_reason == "cancelled" else same
-    return replace(_with_run(trace, run, autoregressive=True), identical=identical)
+def with_run(trace: Trace, run: AnswerRun, *, baseline: bool) -> Trace:
+    """`trace` with one of its two runs replaced by `run`, which has ended."""
+    trace = replace(trace, compiling=trace.compiling or run.compiling)
+    cpu, others, same = run.request.cpu, run.handle.most_others, run.token_ids == trace.token_ids
+    if baseline:
+        tokens = tuple(map(baseline_token, run.rounds))
+        made = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules, run.share)
+        identical = None if run.finish_reason == "cancelled" else same
+        return replace(trace, baseline=made, identical=identical)
+    return replace(
+        trace,
+        rounds=tuple(run.rounds),
+        cpu_seconds=cpu,
+        joules=run.joules,
+        outside_seconds=run.outside_seconds,
+        share=run.share,
+        shared_with=others,
+        identical=same,
+    )
+
+
+def baseline_token(round_: Round) -> BaselineToken:
+    [token] = round_.tokens
+    margin = round_.emitted.margin if round_.emitted else None
+    return BaselineToken(token.id, round_.shown_at, token.text, margin)
 
 
 def repeated(
     trace: Trace, seconds: float, run: Callable[[bool], AnswerRun | None]
 ) -> Iterator[Trace]:
-    """Race again until it is `enough` for `seconds`. `run(autoregressive)` runs the question once
-    more, and gives None where that would disturb others or be disturbed. Yields the race on show,
-    with one repeat more each time. The two ways take turns in running first, so a drift of the
-    machine's speed favours neither."""
+    """Race again until it is `enough` for `seconds`. `run(baseline)` runs the question once more,
+    and gives None where that would disturb others or be disturbed. Yields the race on show, with
+    one repeat more each time. The two ways take turns in running first, so a drift of the machine's
+    speed favours neither."""
     races, ways = [trace], [True, False]
     while not enough(trace, seconds):
-        race = replace(races[0], watched=False, shared_with=0, compiling=False)
-        for autoregressive in ways:
-            result = run(autoregressive)
+        race = replace(races[0], watched=False, compiling=False)
+        for baseline in ways:
+            result = run(baseline)
             if result is None or result.finish_reason == "cancelled":
                 return
-            race = _with_run(race, result, autoregressive)
-            if result.token_ids != trace.token_ids:
-                yield replace(race, identical=False)
+            race = with_run(race, result, baseline=baseline)
+            if not race.identical:
+                yield race
                 return
         races.append(race)
         trace = on_show(races)
         yield trace
         ways.reverse()
-
-
-def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:
-    """`trace` with one of its two runs replaced by `run`."""
-    trace = replace(trace, compiling=trace.compiling or run.compiling)
-    if autoregressive:
-        tokens = tuple(map(_baseline_token, run.rounds))
-        cpu, others = run.request.cpu, run.handle.most_others
-        baseline = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules, run.share)
-        return replace(trace, baseline=baseline)
-    return replace(
-        trace,
-        rounds=tuple(run.rounds),
-        cpu_seconds=run.request.cpu,
-        joules=run.joules,
-        outside_seconds=run.outside_seconds,
-        share=run.share,
-        shared_with=run.handle.most_others,
-    )
-
-
-def _baseline_token(round_: Round) -> BaselineToken:
-    [token] = round_.tokens
-    margin = round_.emitted.margin if round_.emitted else None
-    return BaselineToken(token.id, round_.shown_at, token.text, margin)

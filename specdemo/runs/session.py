@@ -13,6 +13,7 @@ from specdemo.engine import checkpoint
 from specdemo.engine.backends.kernels import plugin_properties
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import Engine
+from specdemo.engine.messages import Round
 from specdemo.engine.policy import Acceptance
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request
@@ -31,8 +32,6 @@ from specdemo.text.grammar import Grammars
 from specdemo.text.templates import Message
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
-
-Rates = dict[str, Acceptance]
 
 
 class Session(AbstractContextManager["Session"]):
@@ -60,8 +59,8 @@ class Session(AbstractContextManager["Session"]):
         self.loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
-        about = measured.subject_of(loaded, threads)
-        profile = measured.read("profile", about, Profile) or loaded.typical_profile or Profile()
+        subject = measured.subject_of(loaded, threads)
+        profile = measured.read("profile", subject, Profile) or loaded.typical_profile or Profile()
         try:
             self.engine = Engine(
                 loaded,
@@ -72,7 +71,7 @@ class Session(AbstractContextManager["Session"]):
                 cache_mb=cache_mb,
                 available_bytes=hardware.available_bytes,
                 profile=profile,
-                remember=partial(measured.write, "profile", about),
+                remember=partial(measured.write, "profile", subject),
                 background=background,
             )
         except ModelError:
@@ -121,10 +120,9 @@ class Session(AbstractContextManager["Session"]):
         settings = question.settings
         missing = question.measured or not self.engine.compiled(settings.numerics)
         if missing and (question.baseline or settings.drafter == "model"):
-            # A race: a quiet machine.
             yield from self.engine.preparing(settings.numerics, question.stop)
         target = self.engine.target(settings.numerics)
-        # A repeated question begins with the rates of the first time: what was learnt is fast.
+        # Each race begins with the acceptance rates of the first: what a run learns is faster.
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         run = self._start(question, request)
         yield from run.events()
@@ -151,27 +149,29 @@ class Session(AbstractContextManager["Session"]):
             yield trace
             return
 
-        def again(autoregressive: bool, rates: Rates | None = None) -> AnswerRun:
+        def again(baseline: bool, rates: dict[str, Acceptance] | None = None) -> AnswerRun:
             """The question once more. Times count as if the prefill had taken as long as the first
             time, because the prompt is in the prefix cache now."""
-            drafter = "none" if autoregressive else settings.drafter
-            asked = replace(question, settings=replace(settings, drafter=drafter))
+            drafter = "none" if baseline else settings.drafter
+            same = replace(question, settings=replace(settings, drafter=drafter))
             prefill = trace.prefill_seconds
-            return self.submit(asked, first=True, timed=True, rates=rates, prefill_seconds=prefill)
+            return self.submit(same, first=True, timed=True, rates=rates, prefill_seconds=prefill)
 
-        def again_if_quiet(autoregressive: bool) -> AnswerRun | None:
-            """The question once more, to its end, unless others would be disturbed."""
+        def again_if_quiet(baseline: bool) -> AnswerRun | None:
             activity = self.activity
             if activity.active or activity.waiting or activity.preparing or question.loading():
                 return None
             try:
-                run = again(autoregressive, deepcopy(rates))
+                run = again(baseline, deepcopy(rates))
             except Closed:
                 return None
             run.result()
             return run
 
-        trace = yield from race.with_baseline(again(autoregressive=True), trace)
+        run = again(baseline=True)
+        for event in run.events():
+            yield race.baseline_token(event) if isinstance(event, Round) else event
+        trace = race.with_run(trace, run, baseline=True)
         yield trace
         yield from race.repeated(trace, question.repeat, again_if_quiet)
 
@@ -217,13 +217,13 @@ class Session(AbstractContextManager["Session"]):
                 f"fewer than {self.context_limit}: shorten it.",
                 code="context_length_exceeded",
             )
-        biased = max((token for token, _ in settings.logit_bias), default=-1)
-        if biased >= 0 and biased >= (size := self.engine.target("exact").model.vocabulary_size):
+        size = self.engine.target("exact").model.vocabulary_size
+        if (biased := max((token for token, _ in settings.logit_bias), default=-1)) >= size:
             message = f"logit_bias names token {biased}; this model's ids are below {size}."
             raise BadInput(message, "logit_bias")
         if settings.json_schema or question.tools:
-            constraint = self.grammars.compiled(settings.json_schema, question.tools)()
-            options["constraint"] = constraint
+            start = self.grammars.compiled(settings.json_schema, question.tools)
+            options["constraint"] = start()
         if question.prediction:
             options["prediction"] = question.prediction[: self.context_limit]
         stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
@@ -257,8 +257,7 @@ def open_session(pair: Pair, report: Callable[[str], None], **capacity: Any) -> 
     def show(progress: Progress) -> None:
         report(progress.line)
 
-    loaded = loading.load_pair(pair, show)
-    return compiled_session(loaded, show, **capacity)
+    return compiled_session(loading.load_pair(pair, show), show, **capacity)
 
 
 def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Session:
@@ -266,10 +265,11 @@ def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Ses
     target, before = loaded.info.target, hardware.own_bytes()
 
     def show(progress: Progress) -> None:
-        whole = progress.done == progress.total
-        report(Progress(f"Checking that answers of {target} are exact here") if whole else progress)
+        copied = progress.done == progress.total
+        exact = Progress(f"Checking that answers of {target} are exact here")
+        report(exact if copied else progress)
 
-    # The compiled model is a copy of the weights, so the memory taken says how far it is.
+    # The compiled model is a copy of the weights, so the memory taken is the progress.
     weights = checkpoint.weights_size(loaded.target)
     meter = Meter(show, f"Compiling {target} for this processor", weights)
     with watched(meter, lambda: max(hardware.own_bytes() - before, 0)):

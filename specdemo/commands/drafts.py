@@ -1,4 +1,4 @@
-"""`specdemo tune`: races a pair with each of its drafts, and stores which one pays here."""
+"""`specdemo tune` and `train-draft`: which draft pays here, and drafts of one's own."""
 
 import dataclasses
 import os
@@ -9,11 +9,12 @@ from typing import get_args
 
 import click
 
-from specdemo.commands.shared import json_option, load_pair, sectioned, write_report
+from specdemo.commands.shared import json_option, load_pair, options_of, sectioned, write_report
 from specdemo.errors import naming
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Progress, Report, progress_bar
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_of, chosen_pair
+from specdemo.training.recipe import TrainSettings
 
 TOKENS = 64  # of the longest answer
 
@@ -96,3 +97,11 @@ def race_drafts(
 
 def _named(draft: str) -> str:
     return "n-grams only" if draft == NO_DRAFT else draft
+
+
+@click.command()
+@options_of(TrainSettings, "settings", variables=False)
+def train_draft(settings: TrainSettings) -> None:
+    from specdemo.training import steps
+
+    click.echo(steps.train_draft(settings))
