@@ -38,6 +38,7 @@ FILES = {
     "fetch": "pairs",
     "export": "pairs",
     "machine": "pairs",
+    "load": "bench",
     "tune": "drafts",
     "train-draft": "drafts",
 }
