@@ -15,8 +15,7 @@ from specdemo.host.terminal import size
 
 def cache_home() -> Path:
     """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in HF_HOME, else
-    in the user's cache folder. It may not exist yet. Raises
-    FetchError if this user has no home folder."""
+    in the user's cache folder. It may not exist yet. Raises FetchError without a home folder."""
     caches = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("SPECDEMO_HOME", "").strip() or os.path.join(caches, "specdemo")
     path = os.path.expanduser(chosen)
@@ -89,13 +88,10 @@ def sha256(path: Path) -> str:
 def link(target: Path, name: Path) -> None:
     """Make `name` a symbolic link to the file `target`, else (Windows may want a privilege) a hard
     link, else (on another disk) a copy."""
-    try:
-        name.symlink_to(target)
-    except OSError:
-        try:
-            name.hardlink_to(target)
-        except OSError:
-            shutil.copyfile(target, name)
+    for make in (name.symlink_to, name.hardlink_to):
+        with suppress(OSError):
+            return make(target)
+    shutil.copyfile(target, name)
 
 
 def file_size(path: Path) -> int:

@@ -20,11 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running server. `output` gives what it has printed so far."""
-
     url: str
     process: subprocess.Popen[str]
-    output: Callable[[], str]
+    output: Callable[[], str]  # what it has printed so far
 
 
 @contextmanager

@@ -147,8 +147,8 @@ class AnswerRun:
     @property
     def share(self) -> float:
         """The share of the processor time that its decoding could use and other programs left."""
-        wanted = self.request.cpu + self.request.waited
-        return min(1.0, self.request.cpu / wanted / usual_share()) if wanted else 1.0
+        usable = self.request.cpu + self.request.waited
+        return min(1.0, self.request.cpu / usable / usual_share()) if usable else 1.0
 
     @property
     def outside_seconds(self) -> float:

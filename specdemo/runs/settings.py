@@ -90,9 +90,7 @@ class Settings:
         Field(max_length=16, fail_fast=True),
         BeforeValidator(_texts, json_schema_input_type=str | list[StopString]),
     ] = option(
-        (),
-        "text that ends the answer and is no part of it; may be repeated",
-        metavar="TEXT",
+        (), "text that ends the answer and is no part of it; may be repeated", metavar="TEXT"
     )
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
@@ -110,7 +108,4 @@ class Settings:
 def require_exact(settings: Settings, param: str = "numerics") -> None:
     """Raises BadInput for fast numerics: compiling for them delays all requests."""
     if settings.numerics == "fast":
-        message = (
-            "Numerics fast are not loaded here: strangers share this server, which offers exact."
-        )
-        raise BadInput(message, param)
+        raise BadInput("This shared server offers exact numerics only.", param)

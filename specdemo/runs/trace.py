@@ -1,5 +1,4 @@
-"""The record of one run: dataclasses, their summary, and JSON in both directions. Nothing here
-measures or decides anything."""
+"""The record of one run: dataclasses, their summary, and JSON in both directions."""
 
 import dataclasses
 import json
@@ -8,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, islice, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -209,8 +208,8 @@ class Trace:
     @property
     def tokens(self) -> list[DraftToken | EmittedToken]:
         """The answer's tokens, in order. Each has `id`, `text` and `kind`: "accepted" for a draft
-        token, "forced" if the schema allows no other; otherwise the target added it: the "first"
-        one, a "correction", a "bonus", or a "plain" one where nothing was drafted."""
+        token, "forced" if the schema allows no other, and for tokens of the target "first",
+        "correction", "bonus", or "plain" where nothing was drafted."""
         return [token for round_ in self.rounds for token in round_.tokens]
 
     @property
@@ -307,24 +306,23 @@ class Trace:
 
         def add(name: str, times: Sequence[float], tokens: Iterable[int], thin: bool) -> None:
             line = {"color": COLOURS[name], "width": 1 if thin else 3, "shape": "hv"}
-            x, y = [time - times[0] for time in times], [*tokens]
+            x, y = [time - times[0] for time in times], [*islice(tokens, len(times))]
             figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, showlegend=not thin)
 
         for race in self.repeats:
             if not race.why:
-                times = race.baseline_times
-                add("autoregressive", times, range(1, len(times) + 1), True)
+                add("autoregressive", race.baseline_times, count(1), True)
                 add("speculative", race.times, race.tokens, True)
         if self.baseline:
             shown = [token.shown_at for token in self.baseline.tokens]
-            add("autoregressive", shown, range(1, len(shown) + 1), False)
+            add("autoregressive", shown, count(1), False)
         counts = accumulate(len(round_.tokens) for round_ in self.rounds)
         add("speculative", [round_.shown_at for round_ in self.rounds], counts, False)
         return figure
 
     @property
     def logprobs(self) -> list[Logprobs]:
-        """Of each token, where they were asked for."""
+        """Those of each token, if the request wanted them."""
         return [logprobs for round_ in self.rounds for logprobs in round_.logprobs]
 
     @property
@@ -345,7 +343,7 @@ def describe_difference(trace: Trace) -> str:
     logits the baseline preferred its own."""
     position, baseline = trace.difference, trace.baseline
     if position is None or baseline is None:
-        return "one run ends before the other, or one that was repeated differs"
+        return "one answer is shorter, or that of a repeated race differs"
     token, other = trace.tokens[position], baseline.tokens[position]
     margin = "" if other.margin is None else f", margin {other.margin:.3g} logits"
     return f"token {position + 1} is {token.text!r}, autoregressive {other.text!r}{margin}"
@@ -512,6 +510,6 @@ def from_json(text: str | bytes) -> Trace:
         problem = f"one of its runs is more than {MAX_SPEEDUP:.0f} times as fast as the other"
     else:
         counted = any(not race.why for race in repeats)
-        # Earlier versions kept of a repeated race what was watched, which does not count.
+        # Earlier versions kept the watched run of a repeated race, which does not count.
         return replace(trace, repeats=()) if trace.watched and counted else trace
     raise BadInput(f"The file is not a trace: {problem}.")
