@@ -1,4 +1,5 @@
-"""What several test files share: servers that run within a test, waiting for other threads."""
+"""What several test files share: made-up races, servers that run within a test, waiting for other
+threads."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import contextlib
 import faulthandler
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+from specdemo.engine.messages import DraftToken, EmittedToken, Round
+from specdemo.pairs.registry import PairInfo
 from specdemo.runs.question import Question
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Baseline, BaselineToken, Trace
 from specdemo.text.templates import Template
 
 
@@ -107,3 +113,53 @@ _CHATML = (
 )
 CHATML = Template("chatml", _CHATML)
 """The template in the embedded target's file."""
+
+
+def race_trace(
+    *texts: str,
+    instruction: str = "What is it?",
+    settings: Settings = Settings(),  # noqa: B008
+    pair: PairInfo = PairInfo("toy", "toy target", None, "abc123"),  # noqa: B008
+) -> Trace:
+    """A watched race whose answer has these tokens, with ids 1, 2, 3, ...: the first token, then in
+    turn an accepted draft token and a correction of the draft token 99. A token takes 0.01 s with
+    drafts and 0.02 s without."""
+    rounds, tokens = [], []
+    for number, text in enumerate(texts):
+        shown_at, id = 0.01 * number + 0.01, number + 1
+        drafted, emitted = (), EmittedToken(id, "first", 0.5, text)
+        if number % 2:
+            drafted, emitted = (DraftToken(id, 0.5, 0.5, True, text=text),), None
+        elif number:
+            drafted = (DraftToken(99, 0.5, 0.1, False, text=text),)
+            emitted = EmittedToken(id, "correction", 0.9, text)
+        draft_seconds = 0.001 if number else 0.0
+        rounds.append(Round(drafted, emitted, draft_seconds, 0.01, shown_at))
+        tokens.append(BaselineToken(id, 2 * shown_at, text, 0.25))
+    return Trace(
+        instruction=instruction,
+        prompt_tokens=5,
+        prompt_reused=0,
+        pair=pair,
+        settings=settings,
+        prefill_seconds=0.01,
+        rounds=tuple(rounds),
+        finish_reason="length",
+        cpu_seconds=0.1,
+        outside_seconds=0.0,
+        baseline=Baseline(tuple(tokens), 0.01, 0.2),
+        identical=True,
+    )
+
+
+def at_pace(trace: Trace, seconds: float, baseline_seconds: float, **changes) -> Trace:
+    """An unwatched race with the same tokens, these seconds of decoding and `changes`."""
+
+    def paced(events: Sequence, duration: float) -> tuple:
+        begin, span = events[0].shown_at, events[-1].shown_at - events[0].shown_at
+        times = (begin + duration * (event.shown_at - begin) / span for event in events)
+        return tuple(map(lambda event, time: replace(event, shown_at=time), events, times))
+
+    baseline = replace(trace.baseline, tokens=paced(trace.baseline.tokens, baseline_seconds))
+    changes = {"baseline": baseline, "watched": False, **changes}
+    return replace(trace, rounds=paced(trace.rounds, seconds), **changes)

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import click
 import pytest
 from conftest import ROOT, python, specdemo
+from helpers import race_trace
 from rich.console import Console
-from traces import race_trace
 
 from specdemo import cli
 from specdemo.commands import run, shared

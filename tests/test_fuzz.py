@@ -19,10 +19,10 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
+from helpers import race_trace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
-from traces import race_trace
 
 from specdemo.convert import exporting, gguf_file, ir
 from specdemo.errors import BadInput, FetchError, MissingPackage

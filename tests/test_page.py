@@ -18,10 +18,9 @@ from urllib.parse import urlencode
 
 import pytest
 from conftest import open_embedded
-from helpers import page_server, until
+from helpers import at_pace, page_server, race_trace, until
 from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
-from traces import at_pace, race_trace
 
 from specdemo.bench.report import WAYS
 from specdemo.engine.messages import DraftToken, EmittedToken, Round

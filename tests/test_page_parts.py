@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from helpers import at_pace, race_trace
 from toy_session import ToySession
-from traces import at_pace, race_trace
 
 from specdemo.bench.costs import predicted_speedups
 from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source

@@ -1,20 +1,21 @@
-"""How often a race is repeated, which of its runs count, and what the page says of them: no model,
-no clock."""
+"""Which races count, how often a race is repeated, and what the judge says of them: made-up races,
+and races of a session of toy models on their clock."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import random
 import threading
-from threading import Event
+from dataclasses import asdict, replace
+from math import exp, log
 
 import pytest
-from toy_session import ToySession
-from traces import at_pace, race_trace
+from helpers import at_pace, race_trace
 
 from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
+from specdemo.runs.judge import PairedRuns, judge, median_interval, starved
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import COMPILING, Trace, from_json, to_json
 from specdemo.server.page import events, wording
@@ -24,24 +25,103 @@ from specdemo.server.page.service import Service
 TRACE = race_trace(*["question "] * 9)
 """Twice as fast: 8 tokens in 0.08 s instead of 0.16 s."""
 
-EMBEDDED = ModelChoice("embedded")
+# The judge
+
+TRIALS = 1000
 
 
-def timed(seconds: float, baseline_seconds: float, **changes) -> Trace:
-    """A race with the same tokens and other seconds of decoding."""
-    return dataclasses.replace(at_pace(TRACE, seconds, baseline_seconds), **changes)
+@pytest.mark.parametrize(
+    ("values", "low", "high", "sure"),
+    [
+        ([1.2], 1.2, 1.2, 0.0),
+        ([1.2, 1.1], 1.1, 1.2, 0.5),
+        ([5, 1, 2, 4, 3], 1, 5, 0.9375),
+        (range(6), 0, 5, 0.96875),
+        (range(9), 1, 7, 0.9609375),
+        (range(24), 6, 17, 0.9773),
+        (range(50), 17, 32, 0.9672),
+    ],
+)
+def test_the_interval_of_the_median_is_as_sure_as_so_many_pairs_can_be(values, low, high, sure):
+    assert median_interval(list(values)) == (low, high, pytest.approx(sure, abs=1e-4))
 
 
-def raced(*seconds: tuple, **changes) -> Trace:
+def verdicts(speedup: float, noise: float, races: int) -> list[str]:
+    """The results of TRIALS verdicts, each of so many races with this median. A tenth of the races
+    is disturbed: one of its two runs takes up to twice as long."""
+    chance = random.Random(races)
+
+    def measured() -> PairedRuns:
+        other = chance.choice((-1, 1)) * log(1 + chance.random()) * (chance.random() < 0.1)
+        return PairedRuns(exp(log(speedup) + chance.gauss(0, noise) + other))
+
+    return [judge(measured() for _ in range(races)).result for _ in range(TRIALS)]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("races", [1, 2, 5, 6, 9, 24, 50])
+def test_a_verdict_on_what_is_equal_is_false_in_one_of_twenty_cases_at_most(noise, races):
+    false = TRIALS - verdicts(1.0, noise, races).count("undecided")
+    assert false <= (0 if races < 6 else 0.05 * TRIALS + 3 * (0.05 * 0.95 * TRIALS) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("races", "noise", "power"), [(6, 0.05, 0.75), (9, 0.1, 0.93), (24, 0.2, 0.96), (50, 0.3, 0.98)]
+)
+def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races, noise, power):
+    for speedup, result in ((1.3, "faster"), (1 / 1.3, "slower")):
+        results = verdicts(speedup, noise, races)
+        assert results.count(result) >= power * TRIALS
+        assert set(results) <= {result, "undecided"}
+
+
+@pytest.mark.parametrize(
+    ("speedups", "result", "sentence"),
+    [
+        ([], "undecided", "Not counted: it rained (at least 6 decide)."),
+        (
+            [1.42],
+            "undecided",
+            "1.42 times faster in this race (at least 6 decide). 3 not counted: it rained.",
+        ),
+        ([1.0], "undecided", "As fast as without drafts in this race"),
+        ([0.9, 1.2, 1.1, 0.8], "undecided", "Undecided: 2 of 4 races were faster (0.80 to 1.20 ti"),
+        ([1.2] * 5, "undecided", "Undecided: 5 of 5 races were faster (1.20 to 1.20 times as fast"),
+        ([1.0, 1.26] * 4, "undecided", "Undecided: 4 of 8 races were faster"),
+        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster (1.00 to 1.00"),
+        (
+            [1.43, 1.39, 1.48, 1.43, 1.44, 1.42],
+            "faster",
+            "1.43 times faster (1.39 to 1.48 in 6 races, 97% sure). 3 not",
+        ),
+        ([0.9, *[1.05] * 11], "faster", "1.05 times faster (1.05 to 1.05 in 12"),
+        ([0.8, 0.5, 0.8] * 2, "slower", "1.25 times slower (0.50 to 0.80 times as fast in 6 races"),
+    ],
+)
+def test_a_difference_is_claimed_where_the_interval_of_the_median_shows_it(
+    speedups, result, sentence
+):
+    pairs = [PairedRuns(speedup) for speedup in speedups] + [PairedRuns(9.0, "it rained")] * 3
+    verdict = judge(pairs)
+    assert verdict.result == result and verdict.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("share", "taken"),
+    [(0.8, ""), (0.79, "a quarter"), (0.49, "half"), (0.24, "three quarters"), (0.0, "most")],
+)
+def test_what_other_programs_take_is_told_as_a_fraction(share, taken):
+    assert starved(share) == (taken and f"other programs take {taken} of this machine")
+
+
+# Which races count
+
+
+def raced(*seconds: tuple[float, float] | tuple[float, float, int]) -> Trace:
     """The watched race, and others of these seconds, as the one on show. A third item is the
     number of other requests beside a race."""
-    others = [timed(*both[:2], shared_with=sum(both[2:])) for both in seconds]
-    return race.on_show([dataclasses.replace(TRACE, **changes), *others])
-
-
-def alike(*speedups: float, seconds: float = 0.1) -> Trace:
-    """Races of `seconds` with these speed-ups."""
-    return raced(*((seconds, seconds * speedup) for speedup in speedups))
+    others = [at_pace(TRACE, *both[:2], shared_with=sum(both[2:])) for both in seconds]
+    return race.on_show([TRACE, *others])
 
 
 SIX = [(0.6, 0.9), (0.6, 0.96), (0.6, 1.02), (0.6, 0.9), (0.6, 0.96), (0.6, 0.84)]
@@ -58,7 +138,7 @@ SIX = [(0.6, 0.9), (0.6, 0.96), (0.6, 1.02), (0.6, 0.9), (0.6, 0.96), (0.6, 0.84
         (SIX[:5], 1.6, (1.5, 1.7), 5, False),  # five cannot be sure
         ([(0.1, slow) for _, slow in SIX], 9.0, (8.4, 10.2), 6, False),  # 0.6 s of either way
         ([(9.0, 13.5)], 1.5, (1.5, 1.5), 1, False),
-        ([(9.0, 13.5), (9.1, 13.5)], 13.5 / 9.1, (13.5 / 9.1, 1.5), 2, True),  # nobody waits longer
+        ([(9.0, 13.5), (9.1, 13.5)], 13.5 / 9.1, (13.5 / 9.1, 1.5), 2, True),  # it takes too long
         ([(0.1, 0.9, 1), (0.1, 0.15)], 1.5, (1.5, 1.5), 1, False),
         ([(0.1, 0.9, 1)], 2.0, (2.0, 2.0), 1, False),
         ([(9.0, 1.0, 1), (9.0, 1.0, 1)], 2.0, (2.0, 2.0), 1, False),
@@ -78,73 +158,44 @@ def test_the_median_race_is_on_show_and_races_are_repeated_until_they_suffice(
     assert from_json(to_json(trace)) == trace
 
 
-def test_a_race_that_other_programs_starved_is_repeated_and_does_not_count():
-    starved = dataclasses.replace(timed(9.0, 9.0), share=0.5)
-    starved_baseline = dataclasses.replace(TRACE.baseline, share=0.24)
-    trace = race.on_show([dataclasses.replace(TRACE, baseline=starved_baseline), starved])
-    words = wording.verdict(trace)
-    assert words["tone"] == "unclear" and not race.enough(trace)
-    most = "other programs take three quarters of this machine"
-    assert words["headline"] == f"Not counted: {most}" == trace.verdict.headline
-    trace = race.on_show([TRACE, starved, timed(0.1, 0.15, share=0.81)])
-    assert trace.speedup == pytest.approx(1.5) == pytest.approx(trace.verdict.speedup)
-    assert trace.verdict.races == 1
-    told = "1 race not counted: other programs take half of this machine."
-    assert wording.verdict(trace)["notes"][-1] == told
-    assert from_json(to_json(trace)) == trace
-
-
 def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
-    company = timed(0.1, 0.9, shared_with=1)
-    disturbed = dataclasses.replace(TRACE, compiling=True)
-    trace = race.on_show([disturbed, company])
-    assert trace.watched and not trace.verdict.races and not race.enough(trace)
-    assert race.on_show([TRACE, company]).verdict.speedup == pytest.approx(2.0)
+    baseline = replace(TRACE.baseline, share=0.24)
+    starved_race = at_pace(TRACE, 9.0, 9.0, share=0.5)
+    taken = "other programs take three quarters of this machine"
+    for watched, other, why in (
+        (replace(TRACE, compiling=True), at_pace(TRACE, 0.1, 0.9, shared_with=1), COMPILING),
+        (replace(TRACE, baseline=baseline), starved_race, taken),
+    ):
+        trace = race.on_show([watched, other])
+        assert trace.watched and not trace.verdict.races and not race.enough(trace)
+        words = wording.verdict(trace)
+        assert words["tone"] == "unclear" and words["headline"] == f"Not counted: {why}"
+    trace = race.on_show([TRACE, starved_race, at_pace(TRACE, 0.1, 0.15, share=0.81)])
+    assert trace.speedup == pytest.approx(1.5) and trace.verdict.races == 1
+    note = "1 race not counted: other programs take half of this machine."
+    assert wording.verdict(trace)["notes"][-1] == note
+    assert from_json(to_json(trace)) == trace
 
 
 def test_what_cannot_be_compared_is_not_repeated():
     for unequal in ({"identical": False}, {"identical": None}, {"rounds": TRACE.rounds[:1]}):
-        assert race.enough(dataclasses.replace(TRACE, **unequal))
+        assert race.enough(replace(TRACE, **unequal))
 
 
-@pytest.mark.parametrize(
-    ("speedups", "headline", "tone", "ends"),
-    [
-        (
-            [1.43, 1.39, 1.48, 1.43, 1.44, 1.42],
-            "1.43 times faster",
-            "faster",
-            "1.39 to 1.48 in 6 races, 97% sure",
-        ),
-        ([0.8, 0.5, 0.8] * 2, "1.25 times slower", "slower", "0.50 to 0.80 times as fast in 6"),
-        ([0.9, *[1.05] * 11], "1.05 times faster", "faster", "1.05 to 1.05 in 12"),
-        ([1.0, 1.26] * 4, "Undecided: 4 of 8 races were faster", "unclear", "99% sure"),
-        ([0.81, 1.24, 1.67], "Undecided: 2 of 3 races were faster", "unclear", "at least 6 decide"),
-        ([1.02], "1.02 times faster in this race", "unclear", "at least 6 decide"),
-        ([1.004] * 6, "Undecided: 0 of 6 races were faster", "unclear", "1.00 to 1.00"),
-    ],
-)
-def test_a_difference_is_claimed_where_the_interval_of_the_median_shows_it(
-    speedups, headline, tone, ends
-):
-    words = wording.verdict(alike(*speedups))
-    assert (words["headline"], words["tone"]) == (headline, tone)
-    assert ends in words["sentence"]
-    [shown, watched, *others] = words["races"]
-    assert shown["counted"] and all(other["counted"] for other in others)
-    assert not watched["counted"] and "showing it live" in watched["why"]
-    assert f"{shown['speedup']:.2f}" == f"{sorted(speedups)[(len(speedups) - 1) // 2]:.2f}"
-
-
-def test_the_sentence_and_the_headline_are_of_the_same_race():
+def test_the_page_words_the_race_on_show_and_lists_the_others():
     words = wording.verdict(raced((0.111, 0.202), (0.2, 0.32), (0.4, 0.5), *[(0.1, 0.161)] * 4))
-    assert words["headline"] == "1.61 times faster"
+    assert (words["headline"], words["tone"]) == ("1.61 times faster", "faster")
     assert words["sentence"].startswith("9 tokens in 0.10 s instead of 0.16 s, 0.06 s saved; 1.25")
+    [shown, watched, *others] = words["races"]
+    assert f"{shown['speedup']:.2f}" == "1.61" and not shown["why"]
+    assert not watched["counted"] and "showing it live" in watched["why"]
+    assert [f"{other['speedup']:.2f}" for other in others if other["counted"]] == (
+        "1.82 1.60 1.25 1.61 1.61 1.61".split()
+    )
 
 
 def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched():
-    trace = alike(1.4, 1.5)
-    assert from_json(to_json(trace)) == trace
+    trace = raced((0.1, 0.14), (0.1, 0.15))
     data = json.loads(to_json(trace))
     assert data["schema"] == 1
     for repeat in data["repeats"]:
@@ -160,31 +211,27 @@ def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched()
         from_json(json.dumps(old))
 
 
-# The page
-
-
-def envelopes(toy: ToySession, stop_at: str = "") -> list[dict]:
-    """What the page is sent for a race, which is stopped once the phase `stop_at` was sent."""
-    service = Service(EMBEDDED, lambda pair, report: toy)
-    service.start()
-    stop, menu, sent = Event(), ModelMenu(EMBEDDED, shared=False), []
-    settings = dataclasses.asdict(Settings(drafter="model", draft_tokens=1))
-    values = {**menu.defaults, **settings, "question": "a b c"}
-    for text in events.messages(events.race, service, menu, values, stop):
-        sent.append(json.loads(text))
-        if sent[-1]["phase"] == stop_at:
-            stop.set()
-    return sent
+# Races of a session
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(
+def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_its_repeats(
     toy, monkeypatch, stopped
 ):
     """The five tokens after the first take three rounds with a draft token each: 0.033 s instead of
     0.05 s."""
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
-    *_, again, done = envelopes(toy, "again" if stopped else "")
+    pair = ModelChoice("embedded")
+    service = Service(pair, lambda pair, report: toy)
+    service.start()
+    stop, menu, sent = threading.Event(), ModelMenu(pair, shared=False), []
+    settings = asdict(Settings(drafter="model", draft_tokens=1))
+    values = {**menu.defaults, **settings, "question": "a b c"}
+    for text in events.messages(events.race, service, menu, values, stop):
+        sent.append(json.loads(text))
+        if stopped and sent[-1]["phase"] == "again":
+            stop.set()
+    *_, again, done = sent
     assert again["phase"] == "again" and "trace" not in again
     assert again["verdict"]["headline"] == "1.52 times faster in this race"
     assert done["phase"] == "done" and len(done["trace"]["repeats"]) == (0 if stopped else 24)
@@ -192,22 +239,27 @@ def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
 
 
-# The session
-
-
 @pytest.fixture
-def few(monkeypatch):
+def races(toy, monkeypatch):
+    """The traces of a race that is repeated twice, and the counts that all requests share after
+    each; `after(trace)` is called for each."""
     monkeypatch.setattr(race, "MAX_REPEATS", 2)
 
+    def run(prompt="one two", tokens=5, after=lambda trace: None, **options) -> list[Trace]:
+        traces, shared = [], toy.engine.target("exact").policy.acceptance
+        for event in toy.race(prompt, Settings(tokens), repeat=60.0, **options):
+            if isinstance(event, Trace):
+                traces.append(event)
+                counts.append({name: list(rates.counts) for name, rates in shared.items()})
+                after(event)
+        return traces
 
-def traces_of(toy: ToySession, prompt="one two", **options) -> list[Trace]:
-    settings = Settings(max_new_tokens=5)
-    raced = toy.race(prompt, settings, repeat=60.0, **options)
-    return [event for event in raced if isinstance(event, Trace)]
+    counts = run.counts = []
+    return run
 
 
-def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(toy, few):
-    first, *_, last = traces_of(toy)
+def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(races):
+    first, *_, last = races()
     assert not first.repeats and last.identical and len(last.repeats) == 2
     assert [repeat.watched for repeat in last.repeats].count(True) == 1 and not last.watched
     assert last.text == first.text == "one t" and last.baseline.cpu_seconds > 0
@@ -218,28 +270,28 @@ def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(
         assert repeat.tokens[-1] == len(repeat.baseline_times) == len(last.tokens)
 
 
-def test_both_runs_of_a_race_and_its_repeats_decode_the_same_token_ids(toy, few):
-    *_, trace = traces_of(toy, (5, 6, 7, 8))
+def test_all_runs_of_a_race_decode_the_same_token_ids(toy, races):
+    *_, trace = races((5, 6, 7, 8))
     assert trace.identical and len(trace.repeats) == 2
     assert trace.prompt_tokens == 4
     assert trace.instruction == toy.loaded.tokenizer.decode((5, 6, 7, 8))
 
 
-def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(toy, few):
-    [only] = traces_of(toy, loading=lambda: True)
+def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(races):
+    [only] = races(loading=lambda: True)
     assert only.compiling and only.verdict.headline == f"Not counted: {COMPILING}"
-    stop, traces = threading.Event(), []
-    for event in toy.race("one two three", Settings(max_new_tokens=5), repeat=60.0, stop=stop):
-        if isinstance(event, Trace):
-            traces.append(event)
-            stop.set()
-    assert len(traces) == 1 and traces[0].identical
+    stop = threading.Event()
+    [only] = races("one two three", after=lambda trace: stop.set(), stop=stop)
+    assert only.identical
 
 
-def test_repeated_runs_do_not_learn_the_question(toy, few):
-    shared = toy.engine.target("exact").policy.acceptance
-    seen = []
-    for event in toy.race("one two three", Settings(max_new_tokens=9), repeat=60.0):
-        if isinstance(event, Trace):
-            seen.append({name: list(rates.counts) for name, rates in shared.items()})
-    assert len(seen) > 1 and seen[0] and all(rates == seen[0] for rates in seen)
+def test_a_repeated_race_that_differs_is_the_last(toy, races):
+    differ = lambda trace: setattr(toy.target, "differs_at", 3)  # noqa: E731
+    first, last = races("one two three", after=differ)
+    assert (first.identical, last.identical, last.difference) == (True, False, 3)
+
+
+def test_repeated_runs_do_not_learn_the_question(races):
+    races("one two three", 9)
+    assert len(races.counts) == 3 and races.counts[0]
+    assert all(counts == races.counts[0] for counts in races.counts)
