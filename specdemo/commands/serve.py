@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import signal
 import sys
 import threading
 from collections import deque
@@ -72,9 +71,7 @@ def serve_on_ray(options: ServeOptions) -> None:
             options = replace(options, **{field: os.path.abspath(name)})
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
-    with on_ray(options) as url:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
+    with on_ray(options, ended) as url:
         print(f"Ready: {url}/v1", flush=True)
         ended.wait()
         print("Finishing what has begun.", file=sys.stderr)

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import os
 import re
+import signal
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
@@ -44,6 +46,8 @@ NAME, ENGINE = "specdemo", "Engine"
 ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begun
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 UNAVAILABLE: tuple[type[Exception], ...] = (TimeoutError, DeploymentUnavailableError, RayError)
+
+STARTING = "NOT_STARTED", "DEPLOYING"
 
 SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
@@ -130,16 +134,16 @@ class ReplicaBackend:
         for _ in range(ATTEMPTS):
             response = self._stream.answer.remote(request)
             try:
-                event = await asyncio.wait_for(anext(response), START_SECONDS)
+                piece = await asyncio.wait_for(anext(response), START_SECONDS)
                 while True:
-                    if isinstance(event, Exception):
-                        raise event
-                    begun = begun or not isinstance(event.what, Waiting | None)
-                    yield event
-                    unfinished -= isinstance(event.what, Trace)
+                    if isinstance(piece, Exception):
+                        raise piece
+                    begun = begun or not isinstance(piece.event, Waiting | None)
+                    yield piece
+                    unfinished -= isinstance(piece.event, Trace)
                     if not unfinished:
                         return
-                    event = await anext(response)
+                    piece = await anext(response)
             except StopAsyncIteration:
                 raise RequestFailed("The replica ended without an answer.") from None
             except RayActorError as error:
@@ -204,9 +208,10 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
 
 
 @contextmanager
-def on_ray(options: ServeOptions) -> Iterator[str]:
-    """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
-    answers are finished. Raises RequestFailed if the service does not start."""
+def on_ray(options: ServeOptions, ended: threading.Event) -> Iterator[str]:
+    """Starts the service on a cluster of its own; yields its URL once it is ready. SIGINT and
+    SIGTERM set `ended`; before it is ready that is a KeyboardInterrupt. At exit running answers are
+    finished. Raises RequestFailed if the service does not start."""
     replicas, cores = options.max_replicas or options.replicas, options.cpus_per_replica or 1
     if replicas * cores > processors():  # Ray would wait for more for ever
         raise BadInput(
@@ -216,29 +221,45 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
         )
     bound_socket(options.host, options.port).close()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray.init(
-        num_cpus=processors(),
-        include_dashboard=False,
-        object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
     try:
-        http = HTTPOptions(host=options.host, port=options.port)
-        serve.start(http_options=http, proxy_location="HeadOnly")
-        service = app(options)
+        ray.init(
+            num_cpus=processors(),
+            include_dashboard=False,
+            object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
+            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        # In place of Ray's handlers: an exception from one would abort the process.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        _start(options, ended)
         try:
-            serve.run(service, name=NAME, route_prefix="/")
-        except Exception as error:
-            # Serve's report of a replica that did not start is mostly traceback.
-            applications = serve.status().applications
-            parts = applications[NAME].deployments.values() if NAME in applications else ()
-            report = "\n".join(part.message for part in parts) or str(error)
-            reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
-            raise RequestFailed(f"The service did not start: {reason[:400]}") from error
-        yield url_of(options.host, options.port)
+            yield url_of(options.host, options.port)
+        finally:
+            with suppress(Exception):
+                serve.delete(NAME)
+    except SystemExit:  # by Ray's handler of SIGTERM
+        raise KeyboardInterrupt from None
     finally:
-        with suppress(Exception):
-            serve.delete(NAME)
         ray.shutdown()
+
+
+def _start(options: ServeOptions, ended: threading.Event) -> None:
+    serve.start(
+        http_options=HTTPOptions(host=options.host, port=options.port), proxy_location="HeadOnly"
+    )
+    target = serve.RunTarget(app(options), name=NAME, route_prefix="/")
+    try:
+        serve.run_many([target], wait_for_applications_running=False)
+        while (service := serve.status().applications[NAME]).status in STARTING:
+            if ended.wait(0.2):
+                raise KeyboardInterrupt
+    except Exception as error:
+        raise RequestFailed(f"The service did not start: {str(error)[:400]}") from error
+    if service.status != "RUNNING":
+        # Serve's report of a replica that did not start is mostly traceback.
+        parts = [*service.deployments.values(), service]
+        report = "\n".join(part.message for part in parts if part.message)
+        reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
+        raise RequestFailed(f"The service did not start: {reason[:400]}")

@@ -24,7 +24,8 @@ DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s"
 def service(**replicas):
     with bound_socket("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-    return ray.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
+    options = ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas)
+    return ray.on_ray(options, threading.Event())
 
 
 def wait_for(url: str, replicas: int) -> None:
