@@ -1,6 +1,8 @@
 """The web server under the page and the API: how it starts and shuts down, and what each of its
 connections may cost before a request has reached the RequestGuard."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket
@@ -34,7 +36,7 @@ SURPLUS_BYTES = 65_536
 the body is added to it."""
 PIPELINED = 32  # requests that wait for the response to an earlier one of their connection
 HEAD_SECONDS = 20.0  # that a client may take for a request's head, or read nothing of a response
-PROBE_SECONDS = 0.25
+PROBE_SECONDS = 0.25  # between the first two probes; then twice as long connection time
 BACKLOG = 512  # connections that are accepted in a turn of the event loop
 
 
@@ -51,7 +53,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.since = time.monotonic()
         self.network = network_of(self.client[0] if self.client else "")
         make_room(cast(set[Connection], self.connections))
-        self._look(..., 0)
+        self._close_stalled(..., 0)
 
     @property
     def idle(self) -> bool:
@@ -62,13 +64,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Whether the client has the next step: to send a request, its body, or to read."""
         return self.idle or self.cycle.more_body or self.flow.write_paused
 
-    def _look(self, latest: object, unread_before: int) -> None:
+    def _close_stalled(self, latest: object, unread_before: int) -> None:
         """Close if since the last call no request has come, or nothing of a response was read."""
         unread = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
         if self.idle and self.cycle is latest or unread and unread == unread_before:
             self.transport.abort()
         if not self.transport.is_closing():
-            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle, unread)
+            self.loop.call_later(HEAD_SECONDS, self._close_stalled, self.cycle, unread)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -138,17 +140,38 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self.idle or self.cycle.more_body:
             return False
         self.cycle.keep_alive = False
-        self._probe()
+        if not self.pipeline:
+            begun = BegunResponse(self.transport)
+            self.cycle.transport = cast(asyncio.Transport, begun)
+            self._probe(begun, PROBE_SECONDS)
         return True
 
-    def _probe(self) -> None:
-        """Send what clients skip until the response begins. If the client has not only closed its
-        side but is gone, the second time is an error, which closes the connection."""
-        if self.transport.is_closing() or self.cycle.response_started or self.pipeline:
-            return
-        if self.cycle.scope["http_version"] != "1.0":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.loop.call_later(PROBE_SECONDS, self._probe)
+    def _probe(self, begun: BegunResponse, seconds: float) -> None:
+        """Write until the response begins. If the client has not only closed its side but is gone,
+        the second write fails, which closes the connection."""
+        if not (self.transport.is_closing() or self.cycle.response_started):
+            begun.probe()
+            self.loop.call_later(seconds, self._probe, begun, 2 * seconds)
+
+
+class BegunResponse:
+    """A transport that sends the first characters of a response, the same in all, one at a time
+    before the response is known."""
+
+    def __init__(self, transport: asyncio.Transport):
+        self._transport, self._sent = transport, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def probe(self) -> None:
+        rest = b"HTTP/1.1 "[self._sent :]
+        self._transport.write(rest[:1])
+        self._sent += len(rest[:1])
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data[self._sent :])
+        self._sent = 0
 
 
 async def send_until_close(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
@@ -166,16 +189,20 @@ def make_room(connections: set[Connection]) -> None:
     network that has more than a tenth; of the largest network first, and the oldest first."""
     if len(connections) < CONNECTIONS:
         return
-    sizes = Counter(each.network for each in connections)
+    sizes = Counter(connection.network for connection in connections)
     sizes[""] = 0  # not one network
-    places = [
-        (not each.waiting, -sizes[each.network], each.since, id(each), each)
-        for each in connections
-        if each.waiting or sizes[each.network] > CONNECTIONS // 10
+
+    def order(connection: Connection) -> tuple[bool, int, float]:
+        return not connection.waiting, -sizes[connection.network], connection.since
+
+    closable = [
+        connection
+        for connection in connections
+        if connection.waiting or sizes[connection.network] > CONNECTIONS // 10
     ]
-    for *_, each in nsmallest(CONNECTIONS // 20, places):
-        connections.discard(each)
-        each.transport.abort()
+    for connection in nsmallest(CONNECTIONS // 20, closable, key=order):
+        connections.discard(connection)
+        connection.transport.abort()
 
 
 class Server(uvicorn.Server):
