@@ -27,7 +27,7 @@ from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
-from specdemo.server import json_pieces, openai_api, schema
+from specdemo.server import openai_api, schema
 from specdemo.server.backend import LocalBackend
 from specdemo.server.schema import DEFAULTS, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -262,8 +262,8 @@ def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, m
         threads.add(threading.current_thread().name)
         return write(token)
 
-    threads, write = set(), openai_api.token_json
-    monkeypatch.setattr(openai_api, "token_json", written)
+    threads, write = set(), openai_api.chat_token
+    monkeypatch.setattr(openai_api, "chat_token", written)
     options = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100, "n": 4, "temperature": 0}
     raw = client.chat.completions.with_raw_response.create(
         model="Scripted-1",
@@ -279,16 +279,13 @@ def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, m
         assert ("trace" in figures) == trace
 
 
-def test_of_long_json_one_piece_is_made_at_a_time():
+def test_of_a_long_list_one_item_is_made_at_a_time():
     made = []
-    pieces = json_pieces.joined(
-        json_pieces.fragments({"a": (made.append(x) or x for x in range(10**5))})
+    pieces = openai_api.json_list(
+        made.append(number) or [number, float("nan")] for number in (1, 2)
     )
-    first = next(pieces)
-    assert json_pieces.PIECE <= len(first) < 2 * json_pieces.PIECE and len(made) < 20_000
-    assert json.loads(first + b"".join(pieces)) == {"a": [*range(10**5)]}
-    with pytest.raises(ValueError):
-        list(json_pieces.fragments({"a": iter([float("nan")])}))
+    assert next(pieces) == b"[[1,null]" and made == [1]
+    assert b"".join(pieces) == b",[2,null]]"
 
 
 def test_a_completion_echoes_its_prompt_with_log_probabilities(complete, toy):
@@ -466,15 +463,20 @@ def test_the_assistants_last_message_is_continued_where_asked_for(client, toy):
 
 def test_harmless_parameters_are_accepted_and_named_in_the_reference(client, complete, toy):
     reference = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text("utf-8")
-    harmless = {**dict.fromkeys(schema.IGNORED, "x"), **DEFAULTS}
-    assert [name for name in (*harmless, *schema.UNSUPPORTED) if f"`{name}`" not in reference] == []
+    accepted = {name: values[0] for name, values in DEFAULTS.items()}
+    harmless = {**dict.fromkeys(schema.IGNORED, "x"), **accepted}
+    assert [name for name in harmless if f"`{name}`" not in reference] == []
     chosen = {name: value for name, value in harmless.items() if name != "parallel_tool_calls"}
     chat(client, max_tokens=1, extra_body=chosen)
     del chosen["add_special_tokens"]
     complete(prompt="One", max_tokens=1, extra_body=chosen)
-    for name in DEFAULTS:
-        with pytest.raises(openai.BadRequestError, match=f"{name} is supported with"):
+    for name in DEFAULTS.keys() - schema.ChatRequest.model_fields.keys():
+        with pytest.raises(openai.BadRequestError, match=f"{name} is 'other'; this server takes"):
             chat(client, extra_body={name: "other"})
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, extra_body={"min_tokens": 5})
+    sentence = "min_tokens is 5; this server takes only 0, so leave it out."
+    assert caught.value.body["message"] == sentence
 
 
 # Errors

@@ -61,7 +61,7 @@ class Piece:
     is the next certain text, `tokens` are its tokens if they are scored, and `calls` are those that
     it completes, without their text."""
 
-    what: Waiting | Round | BaselineToken | Trace | None
+    event: Waiting | Round | BaselineToken | Trace | None
     text: str = ""
     answer: int = 0
     tokens: tuple[ScoredToken, ...] = ()
@@ -145,7 +145,7 @@ class LocalBackend(Host):
         places = max(self.options.max_ongoing // 2, 1)
         async with aclosing(merged(begins, threads=places, ping=PING)) as pieces:
             async for piece in pieces:
-                ended = piece.what if piece and isinstance(piece.what, Trace) else None
+                ended = piece.event if piece and isinstance(piece.event, Trace) else None
                 if ended and ended.finish_reason == "cancelled":
                     raise RequestFailed(STOPPED)
                 yield piece or Piece(None)
@@ -180,8 +180,8 @@ class Answers:
                 if repeated:
                     read.wait()
                 for piece in self._pieces(replace(question, settings=settings, stop=stop), answer):
-                    record.count(piece.what)
-                    if isinstance(piece.what, Round):
+                    record.count(piece.event)
+                    if isinstance(piece.event, Round):
                         read.set()
                     yield piece
         except Exception as error:
@@ -234,7 +234,7 @@ class Answers:
         request = self._request
         if not isinstance(request, CompletionRequest) or not request.echo:
             return "", []
-        if request.likeliest is None:
+        if request.top_count is None:
             return question.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
@@ -244,7 +244,7 @@ class Answers:
         *offsets, end = accumulate((len(stream.push(id)) for id in prompt), initial=0)
         surplus = end + len(stream.rest()) - len(title)
         offsets = [max(offset - surplus, 0) for offset in offsets]
-        run = self._session.submit(question, PromptLogprobs, logprobs=request.likeliest)
+        run = self._session.submit(question, PromptLogprobs, logprobs=request.top_count)
         scored = map(self._scored, prompt[1:], run.result() or (), offsets[1:])
         return title, [ScoredToken((self._bytes_of(prompt[0]),)), *scored]
 
@@ -300,7 +300,7 @@ class Answers:
             request.turns[-1].content,
             baseline=request.extension.baseline,
             tools=tools,
-            logprobs=request.likeliest,
+            logprobs=request.top_count,
             prediction=tuple(self._tokenizer.encode(request.predicted, special=False)),
             continues=bool(request.continue_final_message),
         )
@@ -321,5 +321,5 @@ class Answers:
                 raise BadInput(message, "suffix", "unsupported_parameter")
             begin, middle, end = markers
             prompt = [begin, *prompt, middle, *tokenizer.encode(suffix), end]
-        logprobs = self._request.likeliest
+        logprobs = self._request.top_count
         return Question(tuple(prompt), settings, title, logprobs=logprobs, continues=not suffix)

@@ -22,33 +22,29 @@ ShowLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class State:
+    """The state of a pair, and a sentence about it."""
+
     pair: ModelChoice
     line: str = "Getting the models ready"
-    kind: ClassVar = "loading"
-    session: ClassVar = None
+    session: Session | None = None
+    kind: ClassVar[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    pair: ModelChoice
-    line: str
+class Loading(State):
+    kind = "loading"
+
+
+class Ready(State):
+    kind = "ready"
     session: Session
-    kind: ClassVar = "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(State):
     """A load that failed, or a pair whose files were damaged; its `session` is closed when another
     pair replaces it."""
 
-    pair: ModelChoice
-    line: str
-    session: Session | None = None
-    kind: ClassVar = "failed"
-
-
-State = Loading | Ready | Failed
+    kind = "failed"
 
 
 class Host:
@@ -164,9 +160,7 @@ class Host:
         state = self._in_memory
         return state if isinstance(state, Ready) and state.pair == pair else None
 
-    def states(
-        self, pair: ModelChoice, stop: threading.Event | None = None
-    ) -> Iterator[Loading | Ready]:
+    def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
         load of another pair; closing the iterator early gives up this load if another pair is here.
         Raises RequestFailed if the load fails, another pair is chosen or `stop` is set before."""

@@ -1,52 +1,52 @@
-"""JSON in pieces: of an answer with log-probabilities, which may have 250 MB, only one piece is in
-memory as text."""
+"""JSON of log-probabilities and of long lists. An answer may have 250 MB of it, of which one piece
+is in memory as text: pydantic writes an iterator as a list."""
 
-import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
-PIECE = 65_536  # characters
+from pydantic_core import to_json
 
-encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+from specdemo.server.backend import ScoredToken
 
-
-class Fragment:
-    """A value that is JSON text already."""
-
-    def __init__(self, text: str):
-        self.text = text
+as_json = partial(to_json, inf_nan_mode="null")
 
 
-def fragments(value: Any) -> Iterator[str]:
-    """The JSON of a value, in which an iterator is a list that is made as it is written. Raises
-    TypeError for what JSON has not."""
-    if isinstance(value, Fragment):
-        yield value.text
-    elif isinstance(value, dict):
-        yield "{"
-        for number, (key, item) in enumerate(value.items()):
-            yield f"{', ' if number else ''}{encoded(key)}: "
-            yield from fragments(item)
-        yield "}"
-    elif isinstance(value, Iterator):
-        yield "["
-        for number, item in enumerate(value):
-            if number:
-                yield ", "
-            yield from fragments(item)
-        yield "]"
-    else:
-        yield encoded(value)
+def json_list(items: Iterable[Any]) -> Iterator[bytes]:
+    """A list as JSON, each item by itself."""
+    separator = b"["
+    for item in items:
+        yield separator + as_json(item)
+        separator = b","
+    yield b"]"
 
 
-def joined(texts: Iterable[str]) -> Iterator[bytes]:
-    """Pieces of at least PIECE characters, but for the last."""
-    piece: list[str] = []
-    size = 0
-    for text in texts:
-        piece.append(text)
-        size += len(text)
-        if size >= PIECE:
-            yield "".join(piece).encode()
-            piece, size = [], 0
-    yield "".join(piece).encode()
+@lru_cache(10_000)
+def text_and_bytes(content: bytes) -> tuple[str, list[int]]:
+    return content.decode("utf-8", "replace"), [*content]
+
+
+def chat_token(token: ScoredToken) -> dict[str, Any]:
+    """A token of a chat with its likeliest ones."""
+    contents = map(text_and_bytes, token.contents)
+    chosen, *others = (
+        {"token": text, "bytes": content, "logprob": logprob}
+        for (text, content), logprob in zip(contents, token.logprobs, strict=True)
+    )
+    return {**chosen, "top_logprobs": others}
+
+
+def text_of(content: bytes) -> str:
+    """A token's text; of a part of a character its bytes, which tell such tokens apart."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def likeliest(token: ScoredToken) -> dict[str, float] | None:
+    """The likeliest tokens of a completion and the chosen one; None for a prompt's first token."""
+    if not token.logprobs:
+        return None
+    chosen, *others = zip(map(text_of, token.contents), token.logprobs, strict=True)
+    return dict([chosen, *reversed(others)])

@@ -7,24 +7,21 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
-from functools import lru_cache
-from itertools import chain
-from operator import add
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.server.application import Reports, application
+from specdemo.runs.trace import Trace, summarize
 from specdemo.server.backend import Piece, ScoredToken
-from specdemo.server.json_pieces import PIECE, Fragment, encoded, fragments, joined
-from specdemo.server.request_guard import MAX_BODY, RequestGuard, refusal
+from specdemo.server.json_pieces import as_json, chat_token, json_list, likeliest, text_of
+from specdemo.server.request_guard import MAX_BODY, Reports, RequestGuard, application, refusal
 from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall
@@ -34,20 +31,18 @@ log = logging.getLogger(__name__)
 SPARE_BYTES, TOKEN_BYTES = 500_000, 32
 """The most bytes of a body: for all but its texts, and for each token of the model's context."""
 
-
-class ReadRequest(Request):
-    """A request whose JSON the RequestGuard has read."""
-
-    async def json(self) -> Any:
-        return self.scope["json"]
+MANY_TOKENS = 100  # with their likeliest ones they take milliseconds to write
 
 
 class Route(APIRoute):
+    """Gives FastAPI the JSON that the RequestGuard has read."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_read(request: Request) -> Response:
-            return await handle(ReadRequest(request.scope, request.receive))
+            request._json = request.scope.get("json")
+            return await handle(request)
 
         return handle_read
 
@@ -91,32 +86,27 @@ def openai_application(backend: Backend, options: ServeOptions, key: str | None)
 
 
 async def answer(
-    backend: Backend,
-    body: CommonRequest,
-    model: dict[str, Any],
-    request: Request,
+    backend: Backend, body: CommonRequest, model: dict[str, Any], request: Request
 ) -> Response:
     """The answers, whole or as a stream, as the request says."""
     writer = ResponseWriter(body, model)
     async with AsyncExitStack() as stack:
-        events = await stack.enter_async_context(aclosing(backend.answer(body)))
-        async for event in events:
+        pieces = await stack.enter_async_context(aclosing(backend.answer(body)))
+        async for piece in pieces:
             if await request.is_disconnected():
                 raise HTTPException(499, "The client closed its connection.")
-            if body.stream and event.what is not None:  # the request was not refused
+            if body.stream and piece.event is not None:  # the request was not refused
                 return StreamingResponse(
-                    server_sent(writer, event, events),
+                    server_sent(writer, piece, pieces),
                     headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
                     media_type="text/event-stream",
                     background=BackgroundTask(stack.pop_all().aclose),
                 )
-            writer.add(event)
-    # The text is made in threads: one of log-probabilities takes seconds.
-    pieces = joined(writer.whole())
-    first = await run_in_threadpool(next, pieces)
-    if len(first) < PIECE:
-        return Response(first, media_type="application/json")
-    return StreamingResponse(chain((first,), pieces), media_type="application/json")
+            writer.add(piece)
+    kind = "application/json"
+    if body.top_count is not None or body.extension.trace:  # up to 250 MB, which take seconds
+        return StreamingResponse(writer.complete(), media_type=kind)
+    return Response(await run_in_threadpool(b"".join, writer.complete()), media_type=kind)
 
 
 class ChoiceWriter:
@@ -137,10 +127,10 @@ class ChoiceWriter:
         self._text += piece.text
         self._calls += piece.calls
         self._tokens += piece.tokens
-        if isinstance(piece.what, Trace):
-            self.trace = piece.what
+        if isinstance(piece.event, Trace):
+            self.trace = piece.event
 
-    def whole(self) -> dict[str, Any]:
+    def complete(self) -> dict[str, Any]:
         text = self._text
         if not self._chat:
             return self._choice({"text": text})
@@ -168,8 +158,8 @@ class ChoiceWriter:
 
     def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
         logprobs, tokens, self._tokens = None, self._tokens, []
-        if self._request.likeliest is not None and (tokens or not self._request.stream):
-            logprobs = self._chat_logprobs(tokens) if self._chat else self._text_logprobs(tokens)
+        if self._request.top_count is not None and (tokens or not self._request.stream):
+            logprobs = self._logprobs(tokens)
         reason = self.trace.finish_reason.replace("context", "length") if self.trace else None
         if self._written_calls and reason == "stop":
             reason = "tool_calls"
@@ -190,46 +180,16 @@ class ChoiceWriter:
         self._calls = []
         return calls
 
-    def _chat_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        return {"content": map(token_json, tokens), "refusal": None}
-
-    def _text_logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        def likeliest(token: ScoredToken) -> dict[str, float] | None:
-            """The chosen token is listed even if others are likelier."""
-            own, *others = zip(map(token_text, token.contents), token.logprobs, strict=False)
-            return dict([own, *reversed(others)])
-
-        shown = bool(self._request.likeliest)
+    def _logprobs(self, tokens: list[ScoredToken]) -> dict[str, Any]:
+        """Iterators are lists that are made as they are written."""
+        if self._chat:
+            return {"content": map(chat_token, tokens), "refusal": None}
         return {
-            "tokens": (token_text(token.contents[0]) for token in tokens),
+            "tokens": (text_of(token.contents[0]) for token in tokens),
             "token_logprobs": (next(iter(token.logprobs), None) for token in tokens),
-            "top_logprobs": (token.logprobs and likeliest(token) or None for token in tokens)
-            if shown
-            else None,
+            "top_logprobs": map(likeliest, tokens) if self._request.top_count else None,
             "text_offset": (token.offset for token in tokens),
         }
-
-
-@lru_cache(10_000)
-def named(content: bytes) -> str:
-    """The fields of a token in a chat's log-probabilities, up to its own."""
-    text = content.decode("utf-8", "replace")
-    return f'{{"token": {encoded(text)}, "bytes": {[*content]}, "logprob": '
-
-
-def token_json(token: ScoredToken) -> Fragment:
-    """A token of a chat with its likeliest ones. Each is written once: one in ten microseconds."""
-    numbers = encoded(token.logprobs.tolist())[1:-1].split(", ")
-    own, *others = map(add, map(named, token.contents), numbers)
-    return Fragment(f'{own}, "top_logprobs": [{", ".join(other + "}" for other in others)}]}}')
-
-
-def token_text(content: bytes) -> str:
-    """A token's text; of a part of a character its bytes, which tell such tokens apart."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 class ResponseWriter:
@@ -254,19 +214,21 @@ class ResponseWriter:
     def add(self, piece: Piece) -> None:
         self._choices[piece.answer].add(piece)
 
-    def whole(self) -> Iterator[str]:
-        """All answers, which have ended, as JSON."""
+    def complete(self) -> Iterator[bytes]:
+        """All answers, which have ended, as JSON. Only one of them is in memory as text."""
+        yield as_json({**self._head, "usage": self._usage()})[:-1]
+        yield b',"choices":'
+        yield from json_list(choice.complete() for choice in self._choices)
+        yield b',"speculative":'
         figures = map(self._figures, self._traces)
-        response = {
-            **self._head,
-            "choices": (choice.whole() for choice in self._choices),
-            "usage": self._usage(),
-            "speculative": next(figures) if len(self._choices) == 1 else figures,
-        }
-        yield from fragments(response)
+        yield from json_list(figures) if len(self._choices) > 1 else map(as_json, figures)
+        yield b"}"
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The chunks for a piece; there may be none."""
+    def chunks(self, piece: Piece) -> bytes:
+        """The server-sent events for a piece; there may be none."""
+        return b"".join(b"data: %b\n\n" % as_json(chunk) for chunk in self._chunks(piece))
+
+    def _chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
         self.add(piece)
         choice = self._choices[piece.answer]
         for part in choice.parts():
@@ -276,7 +238,7 @@ class ResponseWriter:
             yield self._chunk() | {"usage": self._usage()}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head, "choices": iter(choices)}
+        chunk = {**self._head, "choices": choices}
         if self._chat:
             chunk["object"] = "chat.completion.chunk"
         if self._with_usage:
@@ -300,7 +262,7 @@ class ResponseWriter:
             "tokens_per_second": summary.tokens_per_second,
         }
         if self._request.extension.trace:
-            figures["trace"] = Fragment(to_json(trace))
+            figures["trace"] = from_json(trace.to_json())
         return figures
 
     def _usage(self) -> dict[str, Any]:
@@ -308,6 +270,7 @@ class ResponseWriter:
         traces = self._traces
         prompts = traces[:: self._request.n or 1]
         prompt = sum(trace.prompt_tokens for trace in prompts)
+        reused = sum(trace.prompt_reused for trace in prompts)
         made = sum(len(trace.token_ids) for trace in traces)
         predicted = [
             token
@@ -321,9 +284,7 @@ class ResponseWriter:
             "prompt_tokens": prompt,
             "completion_tokens": made,
             "total_tokens": prompt + made,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(trace.prompt_reused for trace in prompts)
-            },
+            "prompt_tokens_details": {"cached_tokens": reused},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": len(predicted) - accepted,
@@ -332,18 +293,19 @@ class ResponseWriter:
 
 
 async def server_sent(
-    writer: ResponseWriter, event: Piece, events: AsyncIterator[Piece]
+    writer: ResponseWriter, piece: Piece, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
-    """The stream as server-sent events, `event` the first. An error is sent as the last event.
+    """The stream as server-sent events, `piece` the first. An error is sent as the last event.
     While no event comes, comments are sent, so that no proxy ends the stream."""
     try:
         while True:
-            if event.what is None:
+            if piece.event is None:
                 yield b": nothing new\n\n"
+            elif len(piece.tokens) > MANY_TOKENS or isinstance(piece.event, Trace):
+                yield await run_in_threadpool(writer.chunks, piece)
             else:
-                for chunk in writer.chunks(event):
-                    yield f"data: {''.join(fragments(chunk))}\n\n".encode()
-            event = await anext(events)
+                yield writer.chunks(piece)
+            piece = await anext(pieces)
     except StopAsyncIteration:
         yield b"data: [DONE]\n\n"
     except Exception as error:

@@ -1,5 +1,5 @@
-"""The checks in front of both servers, the page's and the API's: which hosts and origins may ask,
-how large and slow a request may be."""
+"""The web application of both servers, the page's and the API's: /health and /metrics, and in front
+of all routes the checks which hosts and origins may ask, how large and slow a request may be."""
 
 import asyncio
 import hmac
@@ -10,18 +10,22 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.options import wrong_parameter
 
@@ -120,7 +124,7 @@ class RequestGuard:
             if network and self._of_network[network] > self.max_of_network:
                 detail = f"{self.max_of_network} requests from your network are at work already."
                 raise HTTPException(429, detail, {"Retry-After": "10"})
-            body = self.validate_request(scope, await self._whole_body(scope, receive, network))
+            body = self.validate_request(scope, await self._read_body(scope, receive, network))
         except ClientDisconnect:
             pass
         except (HTTPException, BadInput) as error:
@@ -152,10 +156,11 @@ class RequestGuard:
         async def protected(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *headers]
-            while len(body := message.get("body", b"")) > MAX_PIECE:
-                await send({**message, "body": body[:MAX_PIECE], "more_body": True})
-                message["body"] = body[MAX_PIECE:]
-            await send(message)
+            body, begin = message.get("body", b""), 0
+            while len(body) - begin > MAX_PIECE:
+                await send({**message, "body": body[begin : begin + MAX_PIECE], "more_body": True})
+                begin += MAX_PIECE
+            await send({**message, "body": body[begin:]})
 
         return protected
 
@@ -186,7 +191,7 @@ class RequestGuard:
             detail = f"The Content-Type is {kind!r:.60}; this server takes application/json."
             raise HTTPException(415, detail)
 
-    async def _whole_body(self, scope: Scope, receive: Receive, network: str) -> bytes:
+    async def _read_body(self, scope: Scope, receive: Receive, network: str) -> bytes:
         """The body. Raises HTTPException over `largest_body`, MAX_UNREAD or BODY_SECONDS."""
         largest, body = self.largest_body(scope), bytearray()
         try:
@@ -255,8 +260,76 @@ def refusal(error: Exception) -> JSONResponse:
     return JSONResponse({"error": body}, status, headers)
 
 
-def has_key(request: HTTPConnection, key: str | None) -> bool:
+def has_key(request: Request, key: str | None) -> bool:
     """Whether the request has the key, or none is needed. Compares in constant time."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     same = hmac.compare_digest(token.strip().encode(), (key or "").encode())
     return key is None or same and scheme.lower() == "bearer"
+
+
+INSTEAD = {
+    "/v1/responses": "Use POST /v1/chat/completions, with messages in place of input.",
+    "/v1/messages": "Use POST /v1/chat/completions, in OpenAI's format.",
+    "/v1/embeddings": "This model writes text; run an embedding model on another server.",
+    "/infill": "Use POST /v1/completions, with prompt and suffix.",
+    "/completion": "Use POST /v1/completions.",
+    "/api/chat": "Use POST /v1/chat/completions.",
+    "/api/generate": "Use POST /v1/completions.",
+}
+"""What clients of other services ask for, and what there is here."""
+
+
+def unknown_address(method: str, path: str, paths: dict[str, Any]) -> str:
+    """The sentence about an address that is none of the `paths` of the OpenAPI schema."""
+    hint = INSTEAD.get(path.rstrip("/"), "")
+    if f"/v1{path}" in paths:
+        hint = "Let the client's base URL end with /v1."
+    known = [f"{verb.upper()} {name}" for name, verbs in paths.items() for verb in verbs]
+    return " ".join([f"There is no {method} {path[:100]} here.", hint, f"{', '.join(known)}."])
+
+
+class Reports(Protocol):
+    """What reports on models: a Host, or the replicas of one (`ray.ReplicaBackend`)."""
+
+    async def health(self) -> dict[str, Any]: ...
+    async def metrics(self) -> str: ...
+
+
+REFUSED = HTTPException, RequestValidationError, SpecdemoError, Exception
+
+
+def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAPI:
+    """The application, with the guard in `state.guard`. With a key, /health gives only its status
+    to requests without it."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.detail == "Not Found":  # by Starlette
+            paths = app.openapi()["paths"]
+            error.detail = unknown_address(request.method, request.url.path, paths)
+        return refusal(error)
+
+    app = FastAPI(
+        title="specdemo",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        middleware=guard.middleware(),
+        exception_handlers=dict.fromkeys(REFUSED, refused),
+    )
+    app.state.guard = guard
+    described = [Depends(HTTPBearer(auto_error=False))] if guard.key else []  # in /openapi.json
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    async def health(request: Request) -> Response:
+        health = await host.health()
+        shown = health if has_key(request, guard.key) else {"status": health["status"]}
+        return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
+
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", dependencies=described)
+    async def metrics() -> Response:
+        return Response(await host.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    app.include_router(router, dependencies=described)
+    return app

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
-from specdemo.options import Whole
+from specdemo.options import Whole, shown
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.chat import (
     ChatMessage,
@@ -43,28 +43,28 @@ Likeliest = Annotated[
     BeforeValidator(lambda value: None if value is False else value),
 ]
 
-UNSUPPORTED = (
-    "logprobs top_logprobs echo suffix tools tool_choice functions function_call response_format "
-    "modalities audio web_search_options"
-).split()
+NOTHING: tuple[object, ...] = None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"]
 
-NOTHING: tuple[object, ...] = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
-"""The default values of unsupported parameters; others are refused."""
-
-DEFAULTS: dict[str, object] = {
-    **dict.fromkeys("skip_special_tokens spaces_between_special_tokens detokenize".split(), True),
-    **dict.fromkeys("use_beam_search include_stop_str_in_output early_stopping".split(), False),
-    **dict.fromkeys("return_tokens_as_token_ids return_token_ids".split(), False),
-    **dict.fromkeys("length_penalty typical_p tfs_z repeat_penalty".split(), 1),
-    **dict.fromkeys("min_tokens mirostat n_probs n_keep dynatemp_range".split(), 0),
-    **dict.fromkeys("dry_multiplier xtc_probability".split(), 0),
-    **dict.fromkeys("stop_token_ids bad_words documents".split(), []),
-    **dict.fromkeys("truncate_prompt_tokens prompt_logprobs allowed_token_ids".split()),
-    **dict.fromkeys("chat_template guided_json structured_outputs".split()),
-    "grammar": "",
-    "add_special_tokens": False,  # of a chat, whose template adds them
+DEFAULTS: dict[str, tuple[object, ...]] = {
+    name: values
+    for values, names in (
+        (NOTHING, "logprobs top_logprobs echo suffix tools tool_choice functions function_call"),
+        (NOTHING, "response_format modalities audio web_search_options"),
+        ((True,), "skip_special_tokens spaces_between_special_tokens detokenize"),
+        ((False,), "use_beam_search include_stop_str_in_output early_stopping return_token_ids"),
+        ((False,), "return_tokens_as_token_ids"),
+        ((False,), "add_special_tokens"),  # of a chat, whose template adds them
+        ((1,), "length_penalty typical_p tfs_z repeat_penalty"),
+        ((0,), "min_tokens mirostat n_probs n_keep dynatemp_range dry_multiplier xtc_probability"),
+        (([],), "stop_token_ids bad_words documents"),
+        ((None,), "truncate_prompt_tokens prompt_logprobs allowed_token_ids chat_template"),
+        ((None,), "guided_json structured_outputs"),
+        (("",), "grammar"),
+    )
+    for name in names.split()
 }
-"""Parameters of vLLM and llama.cpp that are accepted with these values only, or with null."""
+"""Parameters, of vLLM and llama.cpp too, that are accepted with these values only, or with null:
+those that have no field."""
 
 IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
@@ -117,16 +117,12 @@ class CommonRequest(Sampling):
     def _only_supported(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        for name in {*UNSUPPORTED} - cls.model_fields.keys():
-            if value.get(name) not in NOTHING:
-                message = f"{name} is not supported with this value; leave it out."
-                raise BadInput(message, name, "unsupported_parameter")
         for name in DEFAULTS.keys() - cls.model_fields.keys():
-            if value.get(name) not in (None, DEFAULTS[name]):
-                default = json.dumps(DEFAULTS[name])
-                message = f"{name} is supported with {default} only; leave it out."
+            if value.get(name) not in (None, *DEFAULTS[name]):
+                default, wrong = json.dumps(DEFAULTS[name][0]), shown(value[name])
+                message = f"{name} is {wrong}; this server takes only {default}, so leave it out."
                 raise BadInput(message, name, "unsupported_parameter")
-        dropped = {*UNSUPPORTED, *DEFAULTS, *IGNORED} - cls.model_fields.keys()
+        dropped = {*DEFAULTS, *IGNORED} - cls.model_fields.keys()
         unset = {name for name, default in UNSET.items() if value.get(name) == default}
         return {name: value[name] for name in value.keys() - dropped - unset}
 
@@ -163,7 +159,7 @@ class CommonRequest(Sampling):
         raise NotImplementedError
 
     @property
-    def likeliest(self) -> int | None:
+    def top_count(self) -> int | None:
         """How many of the likeliest tokens the log-probabilities have; None for none of them."""
         raise NotImplementedError
 
@@ -218,7 +214,7 @@ class ChatRequest(CommonRequest):
         return [self.turns]
 
     @property
-    def likeliest(self) -> int | None:
+    def top_count(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
@@ -302,7 +298,7 @@ class CompletionRequest(CommonRequest):
         return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
-    def likeliest(self) -> int | None:
+    def top_count(self) -> int | None:
         return self.logprobs
 
     @model_validator(mode="after")

@@ -20,12 +20,12 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.threads import Begin, ShortestFirst, merged
-from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.assets import KINDS
 from specdemo.server.page.layout import IDEA, TITLE, Page
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
 from specdemo.server.page.service import Service, Visitor, visitor_of
+from specdemo.server.request_guard import application
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
