@@ -12,7 +12,7 @@ import specdemo
 
 ROOT = Path(specdemo.__file__).parent
 FILES = (
-    "acceptance cache constraint decode drafts.draft_sources guard messages policy prefixes "
+    "acceptance cache constraint decode drafts.draft_sources messages policy prefixes "
     "profile request sampling scheduler"
 ).split()
 BLOCKED = """

@@ -14,7 +14,7 @@ from test_engine_sampling import FILTERS
 
 from specdemo.engine import acceptance, constraint, decode
 from specdemo.engine.acceptance import adjustment
-from specdemo.engine.guard import Guard
+from specdemo.engine.decode import Guard
 from specdemo.engine.messages import Draft
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import MAX_MARGIN, Sampling, choose

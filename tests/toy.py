@@ -15,7 +15,7 @@ import numpy as np
 from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import Allowed
 from specdemo.engine.cost_model import CostModel
-from specdemo.engine.decode import Decoding, Limits, decode, prefill
+from specdemo.engine.decode import Decoding, Guard, Limits, decode, prefill
 from specdemo.engine.drafts.draft_sources import (
     DraftSource,
     EagleSource,
@@ -26,7 +26,6 @@ from specdemo.engine.drafts.draft_sources import (
 )
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.model_drafters import ModelDrafter
-from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling

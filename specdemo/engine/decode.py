@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from .acceptance import TargetRows, Verification, adjustment, verify
+from .acceptance import Adjustment, TargetRows, Verification, adjustment, verify
 from .cache import KVSequence
-from .constraint import Allowed, wait
+from .constraint import Allowed, Mask, wait
 from .drafts.drafter import AdaptiveDrafter
-from .guard import Guard
 from .messages import (
     PREFILL_CHUNK,
     Draft,
@@ -20,6 +19,7 @@ from .messages import (
     EmittedToken,
     Forward,
     Kind,
+    Logits,
     Prompt,
     Reply,
     Round,
@@ -28,6 +28,10 @@ from .messages import (
 )
 from .policy import Policy
 from .sampling import MAX_MARGIN, Sampling
+
+REPEATED = 16  # the most tokens that one forward of `Guard.repeat` runs
+
+Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect a Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,6 @@ class Limits:
     max_new_tokens: int
     context_limit: int
     stop_ids: frozenset[int] = frozenset()
-
-
-Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect a Reply
 
 
 def prefill(
@@ -70,6 +71,44 @@ def prefill(
     return Prompt(tokens, last, seconds)
 
 
+@dataclass(slots=True)
+class Guard:
+    """Keeps forwards of one token exact where they round differently from larger ones, as on
+    processors without VNNI (docs/reference/numerics.md). They run unpadded; a near tie is run
+    again, padded.
+
+    `margin` (logits) is many times the largest measured difference between a one-token forward
+    and others, so a choice with a larger margin is safe. For any other, all tokens from position
+    `since` are run again: the first unpadded token, from which on last bits differ."""
+
+    margin: float
+    since: int | None = None
+
+    def doubts(self, run: Run, reply: Reply, position: int, margin: float) -> bool:
+        """Whether the choices after this forward must be made again. `margin` is the least of their
+        margins; `position` is that of the forward's first token in the text."""
+        if self.since is None and run.unpadded and reply.tokens == 1:
+            self.since = position
+        return self.since is not None and margin < self.margin
+
+    def repeat(
+        self, context: list[int], run: Run
+    ) -> Generator[Forward, Reply, tuple[Reply, float]]:
+        """Run all tokens from `since` again, then `run`, which begins with the last token of
+        `context`. Gives the reply to `run` and the seconds of all forwards."""
+        sequence = run.sequence
+        assert self.since is not None, "only doubts make a choice be repeated"
+        sequence.truncate(self.since)
+        seconds = 0.0
+        for begin in range(self.since, len(context) - 1, REPEATED):
+            tokens = context[begin : min(begin + REPEATED, len(context) - 1)]
+            reply = yield Forward("target", Run(sequence, tokens, 1, stepwise=True))
+            seconds += reply.seconds
+        self.since = None
+        reply = yield Forward("target", replace(run, unpadded=False))
+        return reply, seconds + reply.seconds
+
+
 def decode(
     prompt: Prompt,
     *,
@@ -93,66 +132,69 @@ def decode(
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
-    exhausted = "length" if budget == limits.max_new_tokens else "context"
-    context, states = list(prompt.tokens), prompt.logits.states(1)
+    context = list(prompt.tokens)
     adjust = adjustment(sampling, context)
-
-    masks = None if allowed is None else (yield from wait(allowed.begin([])))
-    rows = TargetRows(prompt.logits, context, adjust, masks)
-    first = verify(rows, Draft(), sampling)
-    stop_ids, seconds = limits.stop_ids, prompt.seconds
-    round_, [token] = round_of(rows, Draft(), first, stop_ids, seconds, logprobs, "first")
-    context.append(token)
-    if allowed is not None:
-        allowed.commit([token])
-    round_.shown_at = elapsed()
-    yield round_
+    # The first round has no draft, and its logits are the prefill's.
+    draft, reply, kind = Draft(), Reply(prompt.logits, prompt.seconds, tokens=0), "first"
+    masks = None if allowed is None else allowed.begin([])
+    run = Run(target, [], 0)
     try:
-        while token not in stop_ids:
-            left = budget - (len(context) - len(prompt.tokens))
-            if not left:
-                return exhausted
-            # Draft gamma tokens, with room for the one that the target adds.
-            draft = Draft()
-            if drafter is not None and left > 1:
-                draft = yield from drafter.propose(context, left - 1, states)
-            # One forward gives the target's logits after the context and after each draft token.
-            # Meanwhile the masks of these rows are computed.
-            masks_coming = None if allowed is None else allowed.begin(draft.tokens)
-            tokens = [context[-1], *draft.tokens]
-            # Padded, a single token needs no guard.
-            unpadded = guard is not None and not draft.tokens and policy.costs.single_token_size < 2
-            run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
-            reply = yield Forward("target", run)
-            logits, seconds = reply.logits, reply.seconds
-            if masks_coming is not None:
-                if not masks_coming.done():
-                    logits = logits.copy()  # other requests' forwards come first
-                masks = yield from wait(masks_coming)
-            rows = TargetRows(logits, context, adjust, masks)
+        while True:
+            # Accept the draft tokens that the target chooses too, and add the token after them.
+            rows = yield from target_rows(reply.logits, context, adjust, masks)
             verification = verify(rows, draft, sampling, MAX_MARGIN if guard else 0.0)
+            seconds, margin = reply.seconds, verification.least_margin
             # A near tie is decided by a forward that rounds as those of several tokens do.
-            margin = verification.least_margin
             if guard is not None and guard.doubts(run, reply, len(context) - 1, margin):
                 reply, repeated = yield from guard.repeat(context, run)
                 seconds += repeated
                 rows = replace(rows, logits=reply.logits)
                 verification = verify(rows, draft, sampling)
-            policy.others = reply.others
-            # Accepted tokens and the target's own join the text; the cache forgets the others.
+            round_ = round_of(rows, draft, verification, limits.stop_ids, seconds, logprobs, kind)
+            added = [token.id for token in round_.tokens]
             states = rows.logits.states(verification.accepted + 1)
-            round_, added = round_of(rows, draft, verification, stop_ids, seconds, logprobs)
+            # These tokens join the text; the cache forgets the others.
             context += added
             target.truncate(len(context) - 1)
             if allowed is not None:
                 allowed.commit(added)
-            policy.record_round(draft.seconds + seconds, len(added))
-            token = added[-1]
+            if kind != "first":
+                policy.record_round(draft.seconds + seconds, len(added), reply.others)
             round_.shown_at = elapsed()
             yield round_
-        return "stop"
+            if added[-1] in limits.stop_ids:
+                return "stop"
+            left = budget - (len(context) - len(prompt.tokens))
+            if not left:
+                return "length" if budget == limits.max_new_tokens else "context"
+            # Draft gamma tokens, with room for the one that the target adds.
+            draft, kind = Draft(), "plain"
+            if drafter is not None and left > 1:
+                draft = yield from drafter.propose(context, left - 1, states)
+            # One forward gives the target's logits after the context and after each draft token.
+            # Meanwhile the masks of these rows are computed.
+            masks = None if allowed is None else allowed.begin(draft.tokens)
+            # Padded, a single token needs no guard.
+            unpadded = guard is not None and not draft.tokens and policy.costs.single_token_size < 2
+            tokens = [context[-1], *draft.tokens]
+            run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
+            reply = yield Forward("target", run)
     finally:
         target.truncate(min(target.length, len(context) - 1))
+
+
+def target_rows(
+    logits: Logits,
+    context: list[int],
+    adjust: Adjustment | None,
+    masks: Future[list[Mask]] | None,
+) -> Generator[Future[list[Mask]], None, TargetRows]:
+    """The target's rows, once their masks are computed."""
+    if masks is None:
+        return TargetRows(logits, context, adjust)
+    if not masks.done():
+        logits = logits.copy()  # other requests' forwards come first
+    return TargetRows(logits, context, adjust, (yield from wait(masks)))
 
 
 def round_of(
@@ -161,28 +203,27 @@ def round_of(
     verification: Verification,
     stop_ids: frozenset[int],
     seconds: float,
-    logprobs: int | None = None,
-    undrafted: Kind = "plain",
-) -> tuple[Round, list[int]]:
-    """The round of a verification, cut after the first stop token, and the tokens that it adds.
-    `undrafted` is the kind of the target's token in a round without draft tokens."""
-    added = [*draft.tokens[: verification.accepted], verification.token]
-    end = next((index for index, token in enumerate(added, 1) if token in stop_ids), len(added))
-    added = added[:end]
-    accepted = min(end, verification.accepted)
+    logprobs: int | None,
+    undrafted: Kind,
+) -> Round:
+    """The round of a verification, cut after the first stop token. `undrafted` is the kind of the
+    target's token in a round without draft tokens."""
+    tokens = [*draft.tokens[: verification.accepted], verification.token]
+    length = next((end for end, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))
+    accepted = min(length, verification.accepted)
     pairs = enumerate(zip_longest(draft.proposals, verification.probabilities))
     drafted = tuple(
-        DraftToken(drafted.token, drafted.probability, target, index < accepted, drafted.source)
-        for index, (drafted, target) in pairs
+        DraftToken(proposal.token, proposal.probability, target, index < accepted, proposal.source)
+        for index, (proposal, target) in pairs
     )
     emitted = None
-    if len(added) > accepted:
+    if length > accepted:
         emitted = EmittedToken(
             verification.token,
             undrafted if not drafted else "bonus" if accepted == len(drafted) else "correction",
             verification.token_probability,
             margin=verification.margin,
         )
-    rated = [] if logprobs is None else list(enumerate(added))
+    rated = [] if logprobs is None else list(enumerate(tokens[:length]))
     alternatives = tuple(rows.logits.logprobs(row, token, logprobs or 0) for row, token in rated)
-    return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives), added
+    return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives)

@@ -181,8 +181,9 @@ class Policy:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
 
-    def record_round(self, seconds: float, tokens: int) -> None:
-        """A round took `seconds` and gave `tokens` tokens."""
+    def record_round(self, seconds: float, tokens: int, others: int = 0) -> None:
+        """A round took `seconds` and gave `tokens` tokens, beside `others` of other requests."""
+        self.others = others
         for name, source in self.acceptance.items():
             source.total.fade()
             self.unasked[name] += 1

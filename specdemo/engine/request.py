@@ -13,10 +13,9 @@ from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
 from .constraint import Allowed, Constraint
 from .cost_measurement import waited_seconds
-from .decode import Limits, decode, prefill
+from .decode import Guard, Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
 from .drafts.drafter import AdaptiveDrafter, DraftRequest
-from .guard import Guard
 from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
