@@ -65,7 +65,6 @@ class Adjustment:
         and `drafted`. `columns` (int64 [vocabulary]) gives the column of each token, -1 for none;
         without it they are equal."""
         adjusted = logits.copy()
-
         if columns is None:
             columns = np.arange(len(logits))
 

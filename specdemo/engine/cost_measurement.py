@@ -66,25 +66,19 @@ def learn_costs(
             beside = sequences.enter_context(other.new_sequence())
             between = partial(_forward, other, beside, 1, 2)
         near = yield from _fastest(forward, between, sizes, model.threads)
-        steady = dict(near.same)
-        for size in fixed:
-            steady[size] = min(steady[size], (yield from _steady(forward, size)))
-        if fixed:  # the dynamic instance has this size for one forward only
-            steady[LARGEST] = near.changed[LARGEST]
+        steady = yield from _steady(forward, near, fixed)
         if model.min_tokens > 1 and not guarded:
             steady[1] = min(steady[size] for size in sizes if size > 1)
         while (missing := FAR_CONTEXT - sequence.length) > 0:
             model.forward([Run(sequence, [1] * min(PREFILL_CHUNK, missing), 1)])
             yield
-        inner = sizes[1:-1]  # a single token, and LARGEST beside fixed shapes, run in another way
-        few, many = (inner[0], inner[-1]) if len(inner) > 1 else (sizes[0], sizes[-1])
-        far = yield from _fastest(forward, between, [few, many], model.threads)
+        # A single token, and LARGEST beside fixed shapes, run in another way.
+        ends = sizes[1:-1] if len(sizes) > 3 else sizes
+        far = yield from _fastest(forward, between, [ends[0], ends[-1]], model.threads)
     change = statistics.median(near.changed[size] - near.same[size] for size in sizes)
-    # What the context adds to `many` rows but not to `few`.
-    added = far.same[many] - near.same[many] - (far.same[few] - near.same[few])
-    attention = added / (many - few) / FAR_CONTEXT
+    attention = _attention(near.same, far.same)
     calm = near.calm and far.calm
-    model.costs.learn(steady, max(change, 0.0), max(attention, 0.0), lasting=calm)
+    model.costs.learn(steady, max(change, 0.0), attention, lasting=calm)
 
 
 def learn_step(head: Head, target: Model) -> Generator[None]:
@@ -105,15 +99,28 @@ def _forward(
     sequence.truncate(length)
 
 
-def _steady(forward: Callable[[int], object], size: int) -> Generator[None, None, float]:
-    """The least seconds of STEADY_FORWARDS forwards."""
-    seconds = math.inf
-    for _ in range(STEADY_FORWARDS):
-        before = perf_counter()
-        forward(size)
-        seconds = min(perf_counter() - before, seconds)
-        yield
-    return seconds
+def _steady(
+    forward: Callable[[int], object], near: Seconds, fixed: tuple[int, ...]
+) -> Generator[None, None, dict[int, float]]:
+    """The seconds by size where the size stays: for `fixed` shapes the least of STEADY_FORWARDS."""
+    steady = dict(near.same)
+    for size in fixed:
+        for _ in range(STEADY_FORWARDS):
+            before = perf_counter()
+            forward(size)
+            steady[size] = min(perf_counter() - before, steady[size])
+            yield
+    if fixed:  # the dynamic instance has this size for one forward only
+        steady[LARGEST] = near.changed[LARGEST]
+    return steady
+
+
+def _attention(near: dict[int, float], far: dict[int, float]) -> float:
+    """Seconds that a token of context adds to a row: what FAR_CONTEXT tokens add to the rows that
+    the larger size in `far` has more than the smaller one."""
+    few, many = min(far), max(far)
+    added = far[many] - near[many] - (far[few] - near[few])
+    return max(added / (many - few) / FAR_CONTEXT, 0.0)
 
 
 def _fastest(
@@ -128,9 +135,9 @@ def _fastest(
         for size, same in best:
             before = perf_counter()
             between()
-            disturbed, seconds = _timed(forward, size, threads)
+            timed = _timed(forward, size, threads)
             spent += perf_counter() - before
-            best[size, same] = min(best[size, same], (disturbed, seconds))
+            best[size, same] = min(best[size, same], timed)
             if same:
                 yield  # a request waits for a step: with billions of weights two are enough
         calm = not any(disturbed for disturbed, _ in best.values())

@@ -88,7 +88,7 @@ class Handle:
         return len(self.pending.run.tokens)
 
     @property
-    def goes_on(self) -> bool:
+    def continues_prompt(self) -> bool:
         """Whether the pending forward is a chunk of a prompt, and not its last one."""
         return not self.pending.run.stepwise and self.pending.run.rows != 1
 
@@ -194,16 +194,15 @@ class Scheduler:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for request in [*self._active, *self._queue]:
-            request.stopped = True
-            self._end(request)
+        self._cancel([*self._active, *self._queue])
         while self._background:
             self._background.popleft().close()
 
     def _main(self) -> None:
         while not self._closed:
             try:
-                if self._wait_for_work():
+                self._wait_for_work()
+                if self._background_is_due():
                     self._run_background()
                 self.step()
             except BaseException as error:  # whatever failed, the queued requests must go on
@@ -213,16 +212,12 @@ class Scheduler:
                     self._end(request, RequestFailed(lost))
                 self._restarts += 1
 
-    def _wait_for_work(self) -> bool:
-        """Gives whether a step of background work is due."""
+    def _wait_for_work(self) -> None:
         with self._wake:
-            due = self._background_is_due()
-            while not (due or self._closed or self._queue or self._active):
+            while not (self._closed or self._queue or self._active or self._background_is_due()):
                 self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
-                due = self._background_is_due()
             if self._active and all(active.awaits for active in self._active):
                 self._wake.wait(AWAIT)
-        return due
 
     def _background_is_due(self) -> bool:
         now = monotonic()
@@ -252,9 +247,7 @@ class Scheduler:
         """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
         with self._wake:
             stopped = [handle for handle in (*self._active, *self._queue) if handle.stop.is_set()]
-        for request in stopped:
-            request.stopped = True
-            self._end(request)
+        self._cancel(stopped)
         self._admit()
         for request in [active for active in self._active if active.awaited and not active.awaits]:
             self._resume(request, None)
@@ -263,8 +256,10 @@ class Scheduler:
                 waiting = [h for h in self._active if h.pending and h.pending.model == name]
                 # Last, one prompt that goes on: the one of which the least was read. So a new
                 # request waits for one chunk of the others' prompts, and for none of longer ones.
-                long = [handle for handle in waiting if handle.goes_on]
-                for batch in _batches([handle for handle in waiting if not handle.goes_on]):
+                long = [handle for handle in waiting if handle.continues_prompt]
+                for batch in _batches(
+                    [handle for handle in waiting if not handle.continues_prompt]
+                ):
                     self._forward(batch)
                 if long:
                     self._forward([min(long, key=lambda h: h.pending.run.sequence.length)])
@@ -332,6 +327,11 @@ class Scheduler:
     def _notify(self) -> None:
         with self._wake:
             self._wake.notify()
+
+    def _cancel(self, requests: list[Handle]) -> None:
+        for request in requests:
+            request.stopped = True
+            self._end(request)
 
     def _end(self, request: Handle, error: BaseException | None = None) -> None:
         with self._wake:
