@@ -275,15 +275,17 @@ def replay(
     costs: CostTable,
     *,
     without: Sequence[str] = (),
+    draft_tokens: int | None = None,
 ) -> dict[str, Replayed]:
     """The costs of these answers by task. They are decoded in this order, and each learns from
-    those before it. `without` leaves these sources out."""
+    those before it. `without` leaves these sources out. `draft_tokens` is the draft length, None
+    to adapt."""
     shared = Policy(limit=max(costs.ms) - 1, costs=costs.target_costs())
     head = any(record.head for record in records) and "head" not in without
     drafting = costs.draft_costs(head)
     replayed: dict[str, Replayed] = defaultdict(Replayed)
     for record in records:
-        policy = shared.for_request(None)
+        policy = shared.for_request(draft_tokens)
         request = DraftRequest((), 0, GREEDY, policy)
         drafters: list[TokenDrafter] = [] if "lookup" in without else [LookupDrafter(request)]
         read = cache.KVSequence(cache.BlockPool(0), 32)

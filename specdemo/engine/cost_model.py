@@ -87,8 +87,8 @@ class CostModel:
             # Other work makes forwards longer, and nothing shorter: what was learnt is wrong.
             self.lasting = {}, 0.0, 0.0
             level = seconds / expected
-        # The level first; a single measurement counts as at most twice it, at least half.
-        ratio = min(max(measured / expected, level / 2), level * 2)
+        # The level first; a single measurement counts as at most twice it.
+        ratio = min(measured / expected, level * 2)
         self.level = level + LEVEL_RATE * (ratio - level)
         # What the level does not explain corrects C or T.
         unexplained = expected * (ratio / self.level - 1)

@@ -19,7 +19,7 @@ cost that was measured beside other work would otherwise stay for ever. Of 256 r
 draft step."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
-LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
+MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
 class Rate:
@@ -108,7 +108,7 @@ class RoundPlan:
 
     def worth_reaching(self, survival: float) -> bool:
         """Whether to draft a token that is reached with the chance `survival`."""
-        return self.fixed is not None or survival >= LEAST_SURVIVAL
+        return self.fixed is not None or survival >= MIN_SURVIVAL
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
         """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
@@ -121,7 +121,7 @@ class RoundPlan:
             survival *= acceptance
             worth += survival * self.pace - step
             best = max(best, worth - self.rows[count + 1] + here)
-            if survival < LEAST_SURVIVAL:
+            if survival < MIN_SURVIVAL:
                 break
         return best
 
