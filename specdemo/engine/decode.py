@@ -135,7 +135,8 @@ def decode(
     context = list(prompt.tokens)
     adjust = adjustment(sampling, context)
     # The first round has no draft, and its logits are the prefill's.
-    draft, reply, kind = Draft(), Reply(prompt.logits, prompt.seconds, tokens=0), "first"
+    draft, reply = Draft(), Reply(prompt.logits, prompt.seconds, tokens=0)
+    kind: Kind = "first"
     masks = None if allowed is None else allowed.begin([])
     run = Run(target, [], 0)
     try:
