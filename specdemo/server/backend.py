@@ -23,7 +23,7 @@ from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.server.host import Host, Loading, Ready, ShowLine
 from specdemo.server.metrics import Record
-from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tokenizer import TextStream
 from specdemo.text.tools import CallReader, FunctionCall
@@ -132,7 +132,7 @@ class LocalBackend(Host):
             raise NotReady(state.line)
         return state.session
 
-    async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
+    async def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]:
         """The events of the answers, a Trace the last of each, from threads; closing the iterator
         ends them. Raises BadInput or Busy before the first event, RequestFailed later."""
         answers = Answers(self, self._ready_session(), request)
@@ -159,7 +159,7 @@ def longest_answer(session: Session) -> int:
 class Answers:
     """The answers to one request. The first answer to a prompt fills the prefix cache."""
 
-    def __init__(self, backend: LocalBackend, session: Session, request: CommonRequest):
+    def __init__(self, backend: LocalBackend, session: Session, request: AnswerRequest):
         self._backend, self._session, self._request = backend, session, request
         self._loaded, self._tokenizer = session.loaded, session.loaded.tokenizer
         self._bytes_of = cache(self._tokenizer.token_bytes)

@@ -22,7 +22,7 @@ from specdemo.runs.trace import Trace, summarize
 from specdemo.server.backend import Piece, ScoredToken
 from specdemo.server.json_pieces import as_json, chat_token, json_list, likeliest, text_of
 from specdemo.server.request_guard import MAX_BODY, Reports, RequestGuard, application, refusal
-from specdemo.server.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall
 
@@ -51,7 +51,7 @@ class Backend(Reports, Protocol):
     """What answers: the pair in this process (`LocalBackend`), or replicas (`ReplicaBackend`)."""
 
     async def model(self) -> dict[str, Any]: ...
-    def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]: ...
+    def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]: ...
 
 
 def openai_application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
@@ -86,7 +86,7 @@ def openai_application(backend: Backend, options: ServeOptions, key: str | None)
 
 
 async def answer(
-    backend: Backend, body: CommonRequest, model: dict[str, Any], request: Request
+    backend: Backend, body: AnswerRequest, model: dict[str, Any], request: Request
 ) -> Response:
     """The answers, whole or as a stream, as the request says."""
     writer = ResponseWriter(body, model)
@@ -113,7 +113,7 @@ class ChoiceWriter:
     """Writes an answer as a choice of the response, or as those of chunks. What its pieces bring is
     kept until it is written."""
 
-    def __init__(self, index: int, request: CommonRequest):
+    def __init__(self, index: int, request: AnswerRequest):
         self._index, self._request = index, request
         self._chat = isinstance(request, ChatRequest)
         self._text = ""
@@ -141,20 +141,19 @@ class ChoiceWriter:
 
     def parts(self) -> Iterator[dict[str, Any]]:
         """The choices of chunks for what is new; there may be none."""
-        text, self._text = self._text, ""
+        deltas: list[dict[str, Any]] = []
         if self._chat and not self._begun:
-            yield self._part({"role": "assistant", "content": ""})
-        self._begun = True
-        if text or self._tokens:
-            yield self._part({"content": text})
+            deltas.append({"role": "assistant", "content": ""})
+        if self._text or self._tokens:
+            deltas.append({"content": self._text})
         if self._calls:
-            yield self._part({"tool_calls": self._new_calls()})
+            deltas.append({"tool_calls": self._new_calls()})
+        self._begun, self._text = True, ""
+        for delta in deltas:
+            part = {"delta": delta} if self._chat else {"text": delta["content"]}
+            yield self._choice(part) | {"finish_reason": None}
         if self.trace:
             yield self._choice({"delta": {}} if self._chat else {"text": ""})
-
-    def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
-        part = {"delta": delta} if self._chat else {"text": delta["content"]}
-        return self._choice(part) | {"finish_reason": None}
 
     def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
         logprobs, tokens, self._tokens = None, self._tokens, []
@@ -195,7 +194,7 @@ class ChoiceWriter:
 class ResponseWriter:
     """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
 
-    def __init__(self, request: CommonRequest, model: dict[str, Any]):
+    def __init__(self, request: AnswerRequest, model: dict[str, Any]):
         self._request, self._chat = request, isinstance(request, ChatRequest)
         self._choices = [ChoiceWriter(index, request) for index in range(request.answers)]
         self._with_usage = bool(request.stream_options and request.stream_options.include_usage)

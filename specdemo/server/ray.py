@@ -37,7 +37,7 @@ from specdemo.runs.trace import Trace
 from specdemo.server.backend import LocalBackend, NotReady, Piece
 from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
-from specdemo.server.schema import CommonRequest
+from specdemo.server.schema import AnswerRequest
 from specdemo.server.server_options import ServeOptions, key_from_environment
 from specdemo.server.web_server import bound_socket, url_of
 
@@ -65,7 +65,7 @@ class EngineReplica:
     def __del__(self) -> None:
         self._backend.close()
 
-    async def answer(self, request: CommonRequest) -> AsyncIterator[Piece | Exception]:
+    async def answer(self, request: AnswerRequest) -> AsyncIterator[Piece | Exception]:
         """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
         try:
             async with aclosing(self._backend.answer(request)) as events:
@@ -128,7 +128,7 @@ class ReplicaBackend:
             return []
         return [report for report in reports if isinstance(report, dict)]
 
-    async def answer(self, request: CommonRequest) -> AsyncGenerator[Piece, None]:
+    async def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
         begun, unfinished = False, request.answers
         for _ in range(ATTEMPTS):

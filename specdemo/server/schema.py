@@ -153,16 +153,6 @@ class CommonRequest(Sampling):
     def answers(self) -> int:
         return len(self.prompts) * (self.n or 1)
 
-    @property
-    def characters(self) -> int:
-        """Of all texts that the model reads."""
-        raise NotImplementedError
-
-    @property
-    def top_count(self) -> int | None:
-        """How many of the likeliest tokens the log-probabilities have; None for none of them."""
-        raise NotImplementedError
-
     def settings(self, default_limit: int = 1) -> Settings:
         """The settings of the first answer; without a seed, each call draws a new one. A limit of
         no tokens is 1 here: it has to be cut off."""
@@ -215,6 +205,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def top_count(self) -> int | None:
+        """How many of the likeliest tokens the log-probabilities have; None without them."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
@@ -239,6 +230,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def characters(self) -> int:
+        """Of all texts that the model reads."""
         calls = sum(len(call.arguments) for turn in self.turns for call in turn.calls)
         tools = len(self.callable_tools.functions) if self.callable_tools else 0
         variables = len(json.dumps(self.chat_template_kwargs or {}))
@@ -311,3 +303,6 @@ class CompletionRequest(CommonRequest):
         if self.max_tokens is None:
             self.max_tokens = 16
         return self
+
+
+AnswerRequest = ChatRequest | CompletionRequest
