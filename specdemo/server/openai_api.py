@@ -88,7 +88,7 @@ def openai_application(backend: Backend, options: ServeOptions, key: str | None)
 async def answer(
     backend: Backend, body: AnswerRequest, model: dict[str, Any], request: Request
 ) -> Response:
-    """The answers, whole or as a stream, as the request says."""
+    """The answers, in one response or as a stream, as the request says."""
     writer = ResponseWriter(body, model)
     async with AsyncExitStack() as stack:
         pieces = await stack.enter_async_context(aclosing(backend.answer(body)))
@@ -192,7 +192,8 @@ class ChoiceWriter:
 
 
 class ResponseWriter:
-    """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
+    """Writes the answers to a request as JSON: of a chat or of completions, as one response or as
+    chunks."""
 
     def __init__(self, request: AnswerRequest, model: dict[str, Any]):
         self._request, self._chat = request, isinstance(request, ChatRequest)

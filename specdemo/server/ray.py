@@ -47,7 +47,7 @@ ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begu
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 UNAVAILABLE: tuple[type[Exception], ...] = (TimeoutError, DeploymentUnavailableError, RayError)
 
-STARTING = "NOT_STARTED", "DEPLOYING"
+STARTED = "RUNNING", "DEPLOY_FAILED"
 
 SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
@@ -252,14 +252,14 @@ def _start(options: ServeOptions, ended: threading.Event) -> None:
     target = serve.RunTarget(app(options), name=NAME, route_prefix="/")
     try:
         serve.run_many([target], wait_for_applications_running=False)
-        while (service := serve.status().applications[NAME]).status in STARTING:
+        while (service := serve.status().applications[NAME]).status not in STARTED:
             if ended.wait(0.2):
                 raise KeyboardInterrupt
     except Exception as error:
         raise RequestFailed(f"The service did not start: {str(error)[:400]}") from error
-    if service.status != "RUNNING":
+    if service.status == "DEPLOY_FAILED":
         # Serve's report of a replica that did not start is mostly traceback.
         parts = [*service.deployments.values(), service]
-        report = "\n".join(part.message for part in parts if part.message)
+        report = "\n".join(part.message for part in parts)
         reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
         raise RequestFailed(f"The service did not start: {reason[:400]}")
