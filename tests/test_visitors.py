@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from threading import Event
@@ -49,17 +50,11 @@ def answer(service: Service, question: Question) -> None:
         list(session.ask(question))
 
 
-def updates(service: Service, question: str, stop: Event | None = None):
-    """The envelopes of a race, one by one."""
+def race(service: Service, question: str, stop: Event | None = None) -> Iterator[dict]:
+    """The messages of a race, one by one."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
     menu = ModelMenu(EMBEDDED, shared=False)
-    for envelope in events.messages(events.race, service, menu, values, stop or Event()):
-        yield json.loads(envelope)
-
-
-def race(service: Service, question: str) -> dict:
-    """The last envelope of a race."""
-    return list(updates(service, question))[-1]
+    yield from map(json.loads, events.messages(events.race, service, menu, values, stop or Event()))
 
 
 # Limits
@@ -180,10 +175,9 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(toy):
     ],
 )
 def test_every_failure_is_one_sentence_without_paths_or_traces(error):
-    said = error_sentence(error)
-    assert 20 < len(said) < 200
+    sentence = error_sentence(error)
     leaks = "/home", "/opt", "/srv", "Traceback", ".py", "\n"
-    assert not any(leak in said for leak in leaks)
+    assert 20 < len(sentence) < 200 and not any(leak in sentence for leak in leaks)
 
 
 @pytest.mark.parametrize("trouble", ["gone", "damaged"])
@@ -193,19 +187,18 @@ def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(toy, monkeyp
     gone = FileNotFoundError(2, "No such file", "/models/gone.xml")
     opened = gone if trouble == "gone" else toy
     service = Service(EMBEDDED, Mock(side_effect=[opened, ToySession()]))
-    last = race(service, "hello there")
+    *_, last = race(service, "hello there")
     assert last["phase"] == "error" and "/models" not in last["note"]
     assert ("A file could not" if trouble == "gone" else "target changed.") in last["note"]
     assert asyncio.run(service.health())["status"] == "failed"
-    assert race(service, "hello there")["phase"] == "done"
+    assert [*race(service, "hello there")][-1]["phase"] == "done"
 
 
 def test_a_server_that_is_closed_loads_nothing_any_more(service, toy):
     service.close()
-    assert toy.closed
+    assert toy.closed and asyncio.run(service.health())["status"] == "failed"
     with pytest.raises(RequestFailed, match="The server was stopped"):
         list(service.states(EMBEDDED))
-    assert asyncio.run(service.health())["status"] == "failed"
 
 
 def test_a_visitor_who_waits_reads_a_place_and_a_time():
@@ -217,7 +210,7 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
         for number in range(3):
             pool.submit(trace_of, session.ask(Question(str(number), settings)))
         until(lambda: session.activity.waiting == 2)
-        seen = updates(service_of(session), "have patience please")
+        seen = race(service_of(session), "have patience please")
         waiting = next(one for one in seen if one["phase"] == "waiting")
         assert waiting["note"] == "In the queue, 2 requests ahead; about 8 s"
         session.resume()
@@ -227,7 +220,7 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
 def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
     toy.pause(3)
     stop = Event()
-    seen = updates(service, "word " * 30, stop)
+    seen = race(service, "word " * 30, stop)
     next(one for one in seen if one.get("rounds"))
     until(lambda: not toy.target.gate.is_set())
     stop.set()
@@ -242,10 +235,10 @@ def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
 
 def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(toy, service, caplog):
     with caplog.at_level("INFO", logger="specdemo.requests"):
-        race(service, "my secret words are these")
+        list(race(service, "my secret words are these"))
     logged = [one.getMessage() for one in caplog.records if one.name == "specdemo.requests"]
     assert len(logged) == 1 and "baseline stop prompt=26" in logged[0]
-    race(service, " ")  # an empty prompt
+    list(race(service, " "))  # an empty prompt
     health, text = asyncio.run(service.health()), asyncio.run(service.metrics())
     assert health["status"] == "ready"
     assert health["cache_blocks"]["target"] == {"used": 7, "kept": 7, "limit": 42534}
@@ -329,12 +322,8 @@ def test_one_browser_cannot_take_all_places_over_http(served):
 
 def streamed(url: str, path: str, tab: str, **values):
     """The messages of a run of the page's scripts; `values` are the inputs that differ."""
-    given = {
-        **ModelMenu(EMBEDDED, shared=True).defaults,
-        "question": "one two three",
-        **values,
-    }
-    body = {"visitor": tab, "values": given}
+    values = {**ModelMenu(EMBEDDED, shared=True).defaults, "question": "one two three", **values}
+    body = {"visitor": tab, "values": values}
     with httpx.stream("POST", f"{url}/{path}", json=body, timeout=60) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         for line in stream.iter_lines():
