@@ -79,14 +79,13 @@ def served(
 def page_application(service, menu=None, download=None, *, key: str | None = None):
     """The application of a page for a service, shared by strangers unless `menu` says otherwise;
     and its guard."""
-    from specdemo.server.page import layout, web_app
+    from specdemo.server.page import web_app
     from specdemo.server.page.model_menu import ModelMenu
     from specdemo.server.page.routes import PageGuard
 
     menu = menu or ModelMenu(service.state.pair, shared=True)
-    page = layout.build(service, menu, 30, download)
     guard = PageGuard(key=key)
-    return web_app.page_app(page, service, guard), guard
+    return web_app.page_app(service, menu, guard, 30, download), guard
 
 
 @contextlib.contextmanager

@@ -219,7 +219,7 @@ def test_where_the_first_pair_failed_questions_wait_for_the_one_that_arrives(ser
 @pytest.mark.parametrize("shared", [True, False])
 def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
     place = Place(server, monkeypatch, shared)
-    blocks = layout.build(place.service, place.menu, download=place.download).blocks
+    blocks = layout.build(place.service, place.menu, download=place.download)
     names = [one.fn.__name__ for one in blocks.fns.values() if one.fn]
     assert ("_press" in names) is not shared
 

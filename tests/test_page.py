@@ -325,7 +325,6 @@ def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answ
 ):
     tab = open_tab(other_server.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
-    assert tab.page.evaluate("performance.getEntriesByName('sd-play')[0].startTime") > 0
     card, question = tab.page.locator(".sd-verdict"), tab.page.input_value("#sd-question textarea")
     for words in (f"“{question}”", "Recorded on", "Model SmolLM2-135M-Instruct"):
         expect(card).to_contain_text(words)

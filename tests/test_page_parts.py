@@ -32,9 +32,9 @@ from specdemo.runs.trace import (
     to_json,
 )
 from specdemo.server.page import events, layout, model_menu, wording
-from specdemo.server.page.assets import RECORDED, Assets
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
+from specdemo.server.page.web_app import RECORDED, Assets
 
 EMBEDDED = ModelChoice("embedded")
 PREDICTED_RUNS = Path(__file__).parent / "data" / "predicted_runs.json"
@@ -270,7 +270,7 @@ def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
     service = Service(EMBEDDED, lambda pair, report: None)
 
     def shown(menu: ModelMenu) -> set[str]:
-        blocks = layout.build(service, menu).blocks
+        blocks = layout.build(service, menu)
         looks = [one["props"] for one in blocks.get_config_file()["components"]]
         return {one["label"] for one in looks if one.get("label") and one.get("visible", True)}
 

@@ -24,8 +24,8 @@ from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, as_json, from_json, to_json
 from specdemo.server.page import benchmark
-from specdemo.server.page.assets import RECORDED
 from specdemo.server.page.layout import BOOK
+from specdemo.server.page.web_app import RECORDED
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"

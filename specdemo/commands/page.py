@@ -76,7 +76,6 @@ def page(options: PageOptions) -> None:
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
     from specdemo.server.page.background_download import BackgroundDownload
-    from specdemo.server.page.layout import build
     from specdemo.server.page.web_app import finish, page_app, public_name
 
     gc.enable()
@@ -85,10 +84,9 @@ def page(options: PageOptions) -> None:
         download = BackgroundDownload(service, menu)
         download.start()
 
-    built = build(service, menu, options.max_new_tokens, download)
     names, key = (options.host, *options.allowed_host), key_from_environment()
     guard = PageGuard(names, options.allow_origin, key)
-    app = page_app(built, service, guard)
+    app = page_app(service, menu, guard, options.max_new_tokens, download)
     if options.share:
         guard.hosts.add(public_name(options.host, options.port))
     print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)

@@ -4,21 +4,20 @@ import html
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 import gradio as gr
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import SOURCES
-from specdemo.server.page import PRIVATE, benchmark, events, model_menu
-from specdemo.server.page.assets import STATIC, Assets
+from specdemo.server.page import PRIVATE, events, model_menu
 from specdemo.server.page.background_download import BackgroundDownload
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import LIMITS, Service
-from specdemo.server.page.wording import recorded_name
 
+STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
 
@@ -38,6 +37,8 @@ THEME = gr.themes.Base(
     **dict.fromkeys(("body_text_color_subdued_dark", "block_info_text_color_dark"), DARK),
 )
 """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
+LOOKS = {"theme": THEME, "footer_links": ["api"], "run_history": False, "ssr_mode": False}
+"""Options of mounting the page."""
 
 DOES_NOT_PAY = "Describe a storm at sea"  # the fewest tokens a round (docs/results/benchmark.md)
 BOOK = {
@@ -63,29 +64,15 @@ EXAMPLES = {
 them: a learnt answer would be too quick."""
 
 
-@dataclass
-class Page:
-    """The page for a service: Gradio's Blocks, the options to mount them with, the files, and what
-    the document's head gets."""
-
-    blocks: gr.Blocks
-    looks: dict[str, Any]
-    assets: Assets
-    menu: ModelMenu
-    head: str
-
-
 def build(
     service: Service,
     menu: ModelMenu,
     max_new_tokens: int = 100,
     download: BackgroundDownload | None = None,
-) -> Page:
+) -> gr.Blocks:
     """The page for a service. `max_new_tokens` is the first value of that setting."""
-    assets = Assets()
-    [first, *_] = assets.races.values()
     defaults = {
-        "question": first.instruction,
+        "question": next(iter(EXAMPLES)),  # that of the recorded race that is shown first
         **asdict(Settings(max_new_tokens=max_new_tokens)),
         **menu.defaults,
     }
@@ -101,8 +88,7 @@ def build(
                 _html("walk.html", "sd-walk", "mountWalk")
         tab.connect(blocks)
         events.add_endpoint(service, menu)
-    looks = {"theme": THEME, "footer_links": ["api"], "run_history": False, "ssr_mode": False}
-    return Page(blocks, looks, assets, menu, _head(assets))
+    return blocks
 
 
 def _html(name: str, elem_id: str, mount: str = "") -> None:
@@ -117,20 +103,6 @@ def _called(name: str, *arguments: Any) -> str:
     """JavaScript for an event: calls the function `name` of main.js, last with the inputs."""
     first = "".join(f"{json.dumps(argument)}, " for argument in arguments)
     return f"(...values) => {{ window.specdemo.page.then((page) => page.{name}({first}values)); }}"
-
-
-def _head(assets: Assets) -> str:
-    """Loads the scripts and styles while Gradio starts, whose own `head` adds them a second later;
-    its `css` would put a prefix before every selector."""
-    root = f"./page/{assets.digest}/"
-    recorded = [(name, recorded_name(trace)) for name, trace in assets.races.items()]
-    scripts = [name for name in assets.files if name.endswith(".js")]
-    data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": SOURCES}
-    page = json.dumps(data).replace("<", "\\u003c")
-    links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
-    return f"""<meta name="description" content="{IDEA}">
-<link rel="stylesheet" href="{root}style.css">{"".join(links)}
-<script>window.specdemo = {{ known: {page}, page: import("{root}main.js") }};</script>"""
 
 
 class RaceTab:

@@ -1,11 +1,15 @@
-"""The web application of the page: Gradio's Blocks, the streams of its runs, its files."""
+"""The web application of the page: Gradio's Blocks, the streams of its runs, and the files that the
+browser loads."""
 
+import gzip
+import hashlib
 import html
+import json
 import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from functools import partial
+from functools import cache, partial
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,12 +24,24 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.threads import Begin, ShortestFirst, merged
+from specdemo.runs.trace import SOURCES, Trace, from_json
 from specdemo.server.page import MAX_EVENTS, benchmark, events
-from specdemo.server.page.assets import KINDS
-from specdemo.server.page.layout import IDEA, TITLE, Page
+from specdemo.server.page.background_download import BackgroundDownload
+from specdemo.server.page.layout import IDEA, LOOKS, STATIC, TITLE, build
+from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
 from specdemo.server.page.service import Service, Visitor, visitor_of
+from specdemo.server.page.wording import recorded_name
 from specdemo.server.request_guard import application
+
+RECORDED = STATIC / "recorded"  # races to watch before a question; tools/page_record.py makes them
+KINDS = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".png": "image/png",
+}
+PLOTLY = "plotly.min.js"
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
@@ -78,19 +94,63 @@ class Sessions(dict[str, Any]):
         super().__setitem__(session, messages)
 
 
-def page_app(page: Page, service: Service, guard: PageGuard) -> FastAPI:
-    """The page with its endpoint. With a key, /metrics and the figures of /health need it."""
+class Assets:
+    """The files by name, and the recorded `races` by file name, the first to be shown first. The
+    `digest` is a part of every address, so that browsers may keep the files."""
+
+    def __init__(self) -> None:
+        paths = [path for path in STATIC.iterdir() if path.suffix in KINDS]
+        self.files = {path.name: path.read_bytes() for path in paths}
+        self.races: dict[str, Trace] = {}
+        for path in sorted(RECORDED.glob("*.json")):
+            self.races[path.name] = trace = from_json(path.read_text("utf-8"))
+            self.files[path.name] = events.finished(trace, "opened").encode()
+        everything = b"".join(self.files[name] for name in sorted(self.files))
+        self.digest = hashlib.sha256(everything).hexdigest()[:12]
+
+    @property
+    def head(self) -> str:
+        """Loads the scripts and styles while Gradio starts, whose own `head` adds them a second
+        later; its `css` would put a prefix before every selector."""
+        root = f"./page/{self.digest}/"
+        recorded = [(name, recorded_name(trace)) for name, trace in self.races.items()]
+        data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": SOURCES}
+        known = json.dumps(data).replace("<", "\\u003c")
+        scripts = [name for name in self.files if name.endswith(".js")]
+        links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
+        return f"""<meta name="description" content="{IDEA}">
+<link rel="stylesheet" href="{root}style.css">{"".join(links)}
+<script>window.specdemo = {{ known: {known}, page: import("{root}main.js") }};</script>"""
+
+
+@cache
+def plotly() -> bytes:
+    """Plotly's script, compressed by gzip: 1.4 MB of 4.6."""
+    from plotly.offline import get_plotlyjs
+
+    return gzip.compress(get_plotlyjs().encode(), 6)
+
+
+def page_app(
+    service: Service,
+    menu: ModelMenu,
+    guard: PageGuard,
+    max_new_tokens: int = 100,
+    download: BackgroundDownload | None = None,
+) -> FastAPI:
+    """The page with its endpoint; `max_new_tokens` is the first value of that setting. With a key,
+    /metrics and the figures of /health need it."""
 
     async def unreadable(request: Request, error: Exception) -> Response:
         """Gradio's handlers raise these errors for a malformed request, before any work begins."""
         message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
 
-    blocks, router = page.blocks, APIRouter()
+    blocks, router = build(service, menu, max_new_tokens, download), APIRouter()
     guard.attach(blocks)
-    _add_runs(router, page, service)
+    _add_runs(router, service, menu)
     app = application(service, guard, router)
-    _add_files(app, page)
+    _add_files(app)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
@@ -107,13 +167,14 @@ def page_app(page: Page, service: Service, guard: PageGuard) -> FastAPI:
         show_error=False,
         enable_monitoring=False,
         mcp_server=False,
-        **page.looks,
+        **LOOKS,
     )
     return app
 
 
-def _add_files(app: FastAPI, page: Page) -> None:
-    assets = page.assets
+def _add_files(app: FastAPI) -> None:
+    assets = Assets()
+    head = assets.head
 
     def index(request: Request) -> Response:
         gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
@@ -124,27 +185,27 @@ def _add_files(app: FastAPI, page: Page) -> None:
         # Plotly would put the address into its drawings, which are lost when it changes.
         document = re.sub(r'<base href="./"[^>]*>', "", document)
         # The styles come after Gradio's, which they change.
-        document = document.replace("</head>", page.head + "</head>", 1)
+        document = document.replace("</head>", head + "</head>", 1)
         document = document.replace("<gradio-app", FIRST + "<gradio-app", 1)
         return HTMLResponse(document.replace("<head>", STOP_LOOP + card, 1))
 
     def asset(request: Request) -> Response:
-        name = request.path_params["file"]
-        if name == "plotly.min.js":
-            headers = {**KEEP, "Content-Encoding": "gzip"}
-            return Response(assets.plotly, media_type=KINDS[".js"], headers=headers)
-        if name not in assets.files:
+        name, headers = request.path_params["file"], KEEP
+        content = assets.files.get(name)
+        if name == PLOTLY:
+            content, headers = plotly(), {**KEEP, "Content-Encoding": "gzip"}
+        if content is None:
             return Response("There is no such file.", 404)
         kind = KINDS["." + name.rpartition(".")[2]]
-        return Response(assets.files[name], media_type=kind, headers=KEEP)
+        return Response(content, media_type=kind, headers=headers)
 
     app.add_route("/", index)
     app.add_route("/page/{digest}/{file}", asset)
 
 
-def _add_runs(router: APIRouter, page: Page, service: Service) -> None:
+def _add_runs(router: APIRouter, service: Service, menu: ModelMenu) -> None:
     """Adds the routes of the page's scripts, which answer with the messages of `events`."""
-    menu, stops = page.menu, WeakValueDictionary[str, Event]()  # of runs in progress, by tab
+    stops = WeakValueDictionary[str, Event]()  # of runs in progress, by tab
     readers, reading = anyio.CapacityLimiter(MAX_EVENTS), ShortestFirst(rest=1.0)
 
     def add_stream(path: str, work: events.Work) -> None:

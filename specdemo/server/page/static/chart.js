@@ -42,26 +42,24 @@ const pictureOf = ({ data, layout }, lines) => {
       x: .03, xanchor: "left", y: .96, yanchor: "top", font: { size: 19 } } } };
 };
 
-/* Connects buttons that give the chart `node` as a picture below the `lines`, or the text of `rows` as
-   CSV. */
-export const addExports = (buttons, node, name, rows, lines) => {
-  for (const button of buttons.querySelectorAll("[data-export]")) {
-    const format = button.dataset.export;
-    button.addEventListener("click", async () => {
-      if (format === "csv") {
-        const cells = rows().map((row) => row.map((one) => JSON.stringify(one ?? "")).join(","));
-        keep(cells.join("\n") + "\n", `${name}.csv`, "text/csv");
-      } else if (format !== "json") {
-        const size = { width: 1200, height: 630 };
-        (await plotly()).downloadImage(pictureOf(node(), lines()), { format, filename: name, ...size });
-      }
-    });
-  }
+/* Connects buttons that give the chart `node` as a picture below the `lines`, the text of `rows` as CSV, or
+   a `report`. */
+export const addExports = (buttons, name, { node, lines, rows, report }) => {
+  const picture = async (format) => (await plotly()).downloadImage(pictureOf(node(), lines()),
+    { format, filename: name, width: 1200, height: 630 });
+  const cells = (row) => row.map((cell) => JSON.stringify(cell ?? "")).join(",");
+  const exports = {
+    png: picture,
+    svg: picture,
+    csv: () => keep(`${rows().map(cells).join("\n")}\n`, `${name}.csv`, "text/csv"),
+    json: () => keepJson(report(), `${name}.json`),
+  };
+  for (const button of buttons.children) button.onclick = () => exports[button.dataset.export](button.dataset.export);
 };
 
 /* The curves of a run: tokens against seconds since the first token, of every race, the one on show
    first. Races of links have no times but their own. */
-export const curvesOf = ({ rounds, baseline, repeats = [], verdict }) => {
+export const curvesOf = ({ trace: { rounds, baseline, repeats = [] }, verdict }) => {
   let tokens = 0;
   const shown = {
     spec: { x: rounds.map((one) => one.shown_at - rounds[0].shown_at), y: rounds.map((one) => (
@@ -94,10 +92,9 @@ export const raceFigure = (run, overlays) => {
   const fast = colour("fast"), slow = colour("slow");
   const hover = (time) => `After ${seconds(time)}: ${reached(spec, time)} tokens with drafts`
     + (base ? `, ${reached(base, time)} without` : "");
-  const thin = repeated.flatMap((one) => [
+  const data = repeated.flatMap((one) => [
     { ...curve("", one.base, { color: slow, width: 1 }), opacity: .45, showlegend: false },
     { ...curve("", one.spec, { color: fast, width: 1 }), opacity: .45, showlegend: false }]);
-  const data = [...thin];
   if (base) data.push(curve("autoregressive", base, { color: slow, width: 3, dash: "dash" }, hover));
   data.push(curve("speculative", spec, { color: fast, width: 3 }, hover));
   const colours = ["right", "wrong", "amber", "ink"].map(colour);
@@ -142,62 +139,59 @@ export const raceRows = (run) => [["race", "run", "seconds", "tokens"],
 /* For engineers: tables of what proposed the tokens and where the time went, what else drafting saves, what
    a step costs, and what if. */
 export const drawEngineering = (find, trace, curve) => {
-  drawTables(find, trace);
-  drawSavings(find, trace);
-  drawCosts(find, trace, curve);
-};
-
-const drawTables = (find, { rounds, baseline, summary, prefill_seconds: prefill }) => {
+  const { rounds, baseline, summary, prefill_seconds: prefill } = trace;
   const { tokens, accepted, draft_seconds: draft, verify_seconds: verify } = summary;
   const drafted = rounds.flatMap((round) => round.drafted), sources = new Set(drafted.map((one) => one.source));
+  const ofAnswer = (count) => percent(count / (tokens || 1));
   const counts = [...sources].map((source) => {
     const examined = drafted.filter((one) => one.source === source
       && (one.accepted || one.target_probability != null));
     const right = examined.filter((one) => one.accepted).length;
-    return [SOURCES.get(source), examined.length, percent(right / (examined.length || 1)), percent(right / (tokens || 1))];
+    return [SOURCES.get(source), examined.length, percent(right / (examined.length || 1)), ofAnswer(right)];
   });
   find(".sd-who").replaceChildren(table(
     ["Source", "Examined", "Acceptance rate", "Share of the answer"],
-    [...counts, ["target model itself", "-", "-", percent((tokens - accepted) / (tokens || 1))]]));
+    [...counts, ["target model itself", "-", "-", ofAnswer(tokens - accepted)]]));
   const outside = Math.max(0, summary.decode_seconds - draft - verify);
   const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
   const decoding = summary.baseline_decode_seconds ?? 0;
   if (baseline) spent.push(["autoregressive", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
   find(".sd-spent").replaceChildren(table(
     ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
+  drawSavings(find, trace);
+  drawCosts(find, rounds.slice(1), curve);
 };
 
 const MILLION = 1e6, HOUR = 3600;
 
 /* Processor seconds, joules, and money at a price of a core and hour that a visitor can type. */
-const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
-  const price = find(".sd-price input"), ways = [["speculative", cpu, joules, summary.decoded]];
-  if (baseline) {
-    ways.push(["autoregressive", baseline.cpu_seconds, baseline.joules, summary.baseline_decoded]);
-  }
-  const [[, ours, , made], [, theirs, , reached] = []] = ways;
-  say(find(".sd-saves"), theirs && ours / made > theirs / reached ? "What it costs" : "What else it saves");
-  const readable = ways.every(([, , energy]) => energy != null);
+const drawSavings = (find, { baseline, summary, cpu_seconds, joules }) => {
+  const ways = [{ name: "speculative", cpu: cpu_seconds, joules, tokens: summary.decoded }];
+  if (baseline) ways.push({ name: "autoregressive", cpu: baseline.cpu_seconds, joules: baseline.joules,
+    tokens: summary.baseline_decoded });
+  const [ours, theirs] = ways.map(({ cpu, tokens }) => cpu / tokens), price = find(".sd-price input");
+  say(find(".sd-saves"), theirs && ours > theirs ? "What it costs" : "What else it saves");
+  const readable = ways.every((way) => way.joules != null), energy = (cell) => (readable ? [cell()] : []);
   find(".sd-energy").hidden = readable;
   price.oninput = () => {
     const hourly = Math.max(0, Number(price.value) || 0);
     find(".sd-saved").replaceChildren(table(
-      ["Run", "Processor seconds", ...(readable ? ["Joules of the processors"] : []), "A million tokens, in the price's currency"],
-      ways.map(([name, spent, energy, tokens]) => [name, seconds(spent),
-        ...(readable ? [energy.toFixed(1)] : []),
-        tokens ? (spent / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
+      ["Run", "Processor seconds", ...energy(() => "Joules of the processors"),
+        "A million tokens, in the price's currency"],
+      ways.map(({ name, cpu, joules, tokens }) => [name, seconds(cpu), ...energy(() => joules.toFixed(1)),
+        tokens ? (cpu / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
   };
   price.oninput();
 };
 
-const drawCosts = (find, { rounds }, curve) => {
+const drawCosts = (find, rounds, curve) => {
   const details = find(".sd-engineers"), slider = find(".sd-rate-slider");
   find(".sd-curve").hidden = !curve;
   details.ontoggle = null;
   if (!curve) return;
   const { sentence, predicted, measured, rate, by_rate: speedups } = curve;
   // Drawn when it is looked at: Plotly needs the width.
-  details.ontoggle = () => details.open && draw(find(".sd-cost-chart"), costFigure(curve, rounds.slice(1)));
+  details.ontoggle = () => details.open && draw(find(".sd-cost-chart"), costFigure(curve, rounds));
   details.ontoggle();
   say(find(".sd-cost-sentence"), sentence);
   find(".sd-cost-chart").ariaLabel = sentence;
@@ -208,7 +202,8 @@ const drawCosts = (find, { rounds }, curve) => {
   slider.value = Math.round(100 * rate);
   slider.oninput = () => {
     const speedup = speedups[slider.value], words = `At ${slider.value} % ` + (speedup < 1
-      ? "such drafts would cost time, so the engine would stop making them." : `it would be ${factor(speedup)}.`);
+      ? "such drafts would cost time, so the engine would stop making them."
+      : `it would be ${factor(speedup)}.`);
     slider.setAttribute("aria-valuetext", words);
     say(find(".sd-rate-told"), words);
   };
@@ -226,7 +221,8 @@ const costFigure = ({ costs, tokens }, rounds) => {
     text: costs.map(([size, s, , , count]) => (
       `${counted(size, "token")}: ${milliseconds(s)} in ${counted(count, "step")}`)),
     hovertemplate: "%{text}<extra></extra>" });
-  const dots = scatter("markers", rounds.map(({ drafted }) => drafted.length + 1), rounds.map((one) => one.verify_seconds),
+  const sizes = rounds.map(({ drafted }) => drafted.length + 1);
+  const dots = scatter("markers", sizes, rounds.map((round) => round.verify_seconds),
     { name: "the rounds of this run", marker: { color: colour("ink"), size: 8, opacity: .3 } });
   const mark = scatter("markers", [tokens], [costs.find(([size]) => size === tokens)[1]],
     { showlegend: false, marker: { color: fast, size: 11 } });
@@ -244,7 +240,7 @@ const cells = ({ id, task, tokens, speedup, speedups, acceptance_rate: rate, ide
 /* The benchmark tab: runs it with the input values that `values` gives, draws its charts, gives its files. */
 export const mountBenchmark = (root, values) => {
   const find = (name) => root.querySelector(".sd-" + name), progress = root.querySelector("progress");
-  const exports = find("exports"), charts = find("bench-charts"), status = document.querySelector(".sd-status");
+  const charts = find("bench-charts"), status = document.querySelector(".sd-status");
   let shown = null;
 
   /* Charts are drawn when no model runs. */
@@ -279,8 +275,7 @@ export const mountBenchmark = (root, values) => {
     stream("benchmark", values(), receive);
   };
   find("bench-stop").onclick = stop;
-  addExports(exports, () => charts.lastElementChild, "specdemo-bench",
-    () => [HEAD, ...shown.report.rows.map(cells)], () => [shown.sentence]);
-  exports.querySelector("[data-export=json]").onclick = () => keepJson(shown.report, "specdemo-bench.json");
+  addExports(find("exports"), "specdemo-bench", { node: () => charts.lastElementChild,
+    lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
   show(window.specdemo.known.benchmark);
 };

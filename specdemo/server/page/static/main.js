@@ -4,8 +4,7 @@ import { asset, button, failure, isRunning, keepJson, make, openRun, page, perce
 import { drawPicture, mountWalk as mountStations } from "./player.js";
 import { RaceView } from "./race.js";
 
-const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
-const specdemo = window.specdemo, visits = [];
+const MOST_VISITS = 12, specdemo = window.specdemo;
 let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [];
 
 /* A run that is opened never takes the place of one that is under way. */
@@ -69,7 +68,7 @@ const copyLink = async (withRun) => {
 };
 
 const addRun = (message) => {
-  const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
+  const { trace, verdict } = message, [shown] = curvesOf(message);
   const { acceptance_rate: rate, speedup } = trace.summary, result = verdict.headline;
   const name = `\u2068${trace.instruction.slice(0, 28)}\u2069`;   // keeps Arabic apart from the figures
   const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}`
@@ -78,11 +77,11 @@ const addRun = (message) => {
   const lay = button("+", () => {
     lay.ariaPressed = String(lay.ariaPressed !== "true");
     race.overlay(lay, lay.ariaPressed === "true" && curves);
-  }, { className: "sd-lay", title: "Lay over the chart", ariaLabel: `Lay over the chart: ${title}`, ariaPressed: "false" });
-  const open = () => receive({ ...message, phase: "opened" });
-  visits.push(make("li", "", button(`${name}: ${result}`, open, { title }), lay));
-  race.find(".sd-visit-list").append(visits.at(-1));
-  if (visits.length > MOST_VISITS) visits.shift().remove();
+  }, { className: "sd-lay", title: "Lay over the chart", ariaPressed: "false" });
+  lay.ariaLabel = `${lay.title}: ${title}`;
+  const open = () => receive({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
+  visits.append(make("li", "", button(`${name}: ${result}`, open, { title }), lay));
+  if (visits.children.length > MOST_VISITS) visits.firstChild.remove();
 };
 
 /* Shows a run before the first question: the run of the link; else the first recorded one, unless the
@@ -155,7 +154,7 @@ export const mountWalk = (element) => {
     },
     ask() {
       showTab("Race");
-      document.querySelector(`${EXAMPLES}:last-child`).click();
+      document.querySelector("#sd-examples button:last-child").click();
       setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
     },
   });

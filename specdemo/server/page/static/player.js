@@ -133,7 +133,6 @@ export class Player {
     if (this.still || this.speed === "steps") return;
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
-    performance.mark("sd-play");   // when a visitor sees the first race
     this.play(true);
     this.race.show(this.view);
   }
@@ -210,8 +209,8 @@ const tellingRound = (rounds) => {
     const short = drafted.every(({ text }) => text.trim()) && drafted.map(({ text }) => text).join("").length < 30;
     return drafted.length ? 1 + Math.min(right, 3) + (emitted?.kind === "correction" ? 3 : 0) + 2 * short : 0;
   };
-  const best = Math.max(...rounds.map(score), 0);
-  return best ? rounds.findIndex((one) => score(one) === best) : -1;
+  const scores = rounds.map(score), best = Math.max(...scores);
+  return best > 0 ? scores.indexOf(best) : -1;
 };
 
 const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));

@@ -22,11 +22,10 @@ export class RaceView {
     this.player = this.find(".sd-player");
     this.tokenLine = new TokenLine(this.find(".sd-about"), this.spec, this.strip, (round) => this.point(round));
     this.motion = new Player(this);
-    addExports(this.find(".sd-exports"), () => this.find(".sd-chart"), "specdemo-race",
-      () => raceRows(this.shownRun), () => CARD.map((name) => this.find(name).textContent));
+    addExports(this.find(".sd-exports"), "specdemo-race", { node: () => this.find(".sd-chart"),
+      lines: () => CARD.map((name) => this.find(name).textContent), rows: () => raceRows(this.message) });
   }
 
-  get shownRun() { return { ...this.trace, verdict: this.verdict }; }
   get duration() { return Math.max(this.spec.length, this.baseline.length); }
 
   receive(message) {
@@ -75,7 +74,8 @@ export class RaceView {
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }
 
-  tell({ tone, headline, sentence, notes = [], identity = "", races = [] }, { reading = "", origin = "", recorded = false } = {}) {
+  tell({ tone, headline, sentence, notes = [], identity = "", races = [] }, message = {}) {
+    const { reading = "", origin = "", recorded = false } = message;
     const card = this.find(".sd-verdict"), asked = quoted(this.trace?.instruction ?? this.asked);
     card.dataset.tone = tone;
     card.toggleAttribute("data-recorded", recorded);
@@ -105,10 +105,9 @@ export class RaceView {
 
   /* Shows both runs as they were `t` seconds after their first tokens; Infinity shows everything. */
   show(t) {
-    const { spec, baseline, duration, live } = this, time = Math.min(t, duration);
+    const { spec, duration, live } = this, time = Math.min(t, duration);
     const span = live ? 2 ** Math.max(0, Math.ceil(Math.log2(duration || 1))) : duration;
     for (const runner of this.runners) runner.show(time, span);
-    this.find(".sd-answer-baseline").classList.toggle("sd-later", !baseline.tokens);
     if (!live) this.motion.draw(t);
     // Last, since it makes the browser compute the layout.
     if (live || t < Infinity) this.scroll(1e6);
@@ -132,7 +131,7 @@ export class RaceView {
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
   settle(message, watched) {
     const { spec, runners } = this, { trace, verdict, curve, model } = message;
-    Object.assign(this, { trace, verdict, message, live: false });
+    Object.assign(this, { trace, message, live: false });
     this.root.dataset.settled = this.run;
     this.root.toggleAttribute("data-empty", !trace.rounds.length);
     this.tell(verdict, message);
@@ -171,7 +170,7 @@ export class RaceView {
     window.cancelIdleCallback?.(this.idle);   // which Safari has not
     const act = () => {
       if (!this.trace || isRunning()) return;
-      const { span, ...figure } = raceFigure(this.shownRun, [...this.overlays.values()].flat());
+      const { span, ...figure } = raceFigure(this.message, [...this.overlays.values()].flat());
       this.span = span;
       this.find(".sd-plot").dataset.run = this.run;
       draw(this.find(".sd-chart"), figure).then(() => this.live || this.show(this.motion.view))
@@ -266,9 +265,7 @@ const KINDS = {
   first: ["own", "the first token, by the target model"],
   plain: ["own", "the target model's own: nothing was guessed"],
 };
-const STEPS = {
-  ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
-};
+const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 const HINT = "Point at a token, tap it, or walk with the arrow keys to see what it was.";
 
 const probabilities = ({ draft_probability: draft, target_probability: target }) =>
@@ -280,10 +277,8 @@ const probabilities = ({ draft_probability: draft, target_probability: target })
 class TokenLine {
   constructor(line, runner, rounds, point) {
     Object.assign(this, { line, point, box: runner.box });
-    for (const kind of ["pointerover", "click"]) {
-      this.box.addEventListener(kind, ({ target }) => this.pick(target.closest(".sd-tok") ?? this.active));
-      rounds.addEventListener(kind, ({ target }) => this.pick(target.closest(".sd-cell")?.token ?? this.active));
-    }
+    for (const node of [this.box, rounds]) node.onclick = node.onpointerover = ({ target }) => (
+      this.pick(target.closest(".sd-cell")?.token ?? target.closest(".sd-tok") ?? this.active));
     line.addEventListener("click", () => this.pick(null));   // on a phone it lies over the page
     this.box.addEventListener("keydown", (event) => {
       const step = STEPS[event.key], last = (runner.last?.tokens ?? 0) - 1;
@@ -303,10 +298,12 @@ class TokenLine {
       make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text))));
     const add = (kind, token, glyph, more) => {
       const [look] = KINDS[kind], { text } = token, node = make("span", `sd-tok sd-${look}`, text);
-      const facts = { kind, token, round, of, position: position + nodes.length, cell: cell(look, glyph, token), ...more };
-      Object.assign(node, { facts, role: "option", id: "sd-token-" + facts.position, ariaSelected: "false" });
+      const number = position + nodes.length;
+      node.facts = { kind, token, round, of, position: number, cell: cell(look, glyph, token), ...more };
+      node.facts.cell.token = node;
+      Object.assign(node, { role: "option", id: "sd-token-" + number, ariaSelected: "false" });
       if (!text.trim()) node.ariaLabel = text.includes("\n") ? "line break" : "space";
-      nodes.push(facts.cell.token = node);
+      nodes.push(node);
     };
     drafted.forEach((token, place) => {
       const kind = token.source === "grammar" ? "forced" : "accepted";
@@ -315,7 +312,8 @@ class TokenLine {
     });
     const accepted = nodes.length;
     if (emitted) add(emitted.kind, emitted, emitted.kind === "correction" ? "↺" : "+", { rejected });
-    row.ariaLabel = row.title = `Round ${round + 1}: ${of} drafted, ${accepted} accepted${emitted ? ", 1 by the target" : ""}`;
+    row.ariaLabel = row.title = `Round ${round + 1}: ${of} drafted, ${accepted} accepted`
+      + (emitted ? ", 1 by the target" : "");
     row.role = "group";
     return { nodes, row };
   }
