@@ -412,6 +412,25 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
         assert other.text(part) == tab.text(part) != ""
 
 
+def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stays(open_tab, url):
+    tab = open_tab(url)
+    question, example = tab.page.locator("#sd-question textarea"), "As JSON: a novel of the sea"
+    for leave in (
+        lambda: question.press_sequentially("?"),
+        lambda: tab.press("Describe a storm at sea"),
+    ):
+        tab.press(example)
+        tab.wait_for_link("json_schema", json.dumps(BOOK))
+        leave()
+        tab.wait_for_link("json_schema", "")
+    for name in ("Settings", "Expert"):
+        tab.press(name)
+    tab.page.get_by_label("JSON Schema").fill('{"type": "integer"}')
+    question.fill("How many legs has a cat?")
+    tab.wait_for_link("question", "How many legs has a cat?")
+    tab.wait_for_link("json_schema", '{"type": "integer"}')
+
+
 def test_a_link_with_a_question_offers_its_race_and_no_other_result_stands_under_it(
     open_tab, url, session
 ):

@@ -199,10 +199,13 @@ class RaceTab:
     def connect(self, blocks: gr.Blocks) -> None:
         """Connects the events of the tab, and of opening the page."""
         every, now = list(self.inputs.values()), {"queue": False, **PRIVATE}
-        schema = self.inputs["json_schema"]
-        set_by_example = [self.inputs["question"], schema]
-        for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
-            example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
+        question, schema = self.inputs["question"], self.inputs["json_schema"]
+        # The schema of an example goes when another question is typed; a visitor's own stays.
+        typed = f"{json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema"
+        question.input(None, schema, schema, js=f"(schema) => {typed}", **PRIVATE)
+        for example, (text, wanted) in zip(self._examples, EXAMPLES.items(), strict=True):
+            js = f"(schema) => [{json.dumps(text)}, {json.dumps(wanted)} || ({typed})]"
+            example.click(None, schema, [question, schema], js=js, **PRIVATE)
         texts = "() => window.specdemo.page.then((page) => page.texts())"
         gr.on(self._shown, None, None, self._texts, js=texts, **PRIVATE)
         self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
@@ -212,7 +215,7 @@ class RaceTab:
         # "multiple": the default drops a change that comes while another one is handled.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        pressed = [self.run.click, self.inputs["question"].submit]
+        pressed = [self.run.click, question.submit]
         gr.on(pressed, None, every, None, js=ask, **PRIVATE)
         self.stop.click(None, None, None, js=_called("stop"), **PRIVATE)
         linked = blocks.load(self._linked_inputs, None, every, **now)
