@@ -424,7 +424,7 @@ def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stay
         leave()
         tab.wait_for_link("json_schema", "")
     for name in ("Settings", "Expert"):
-        tab.press(name)
+        tab.page.get_by_role("button", name=name).click()
     tab.page.get_by_label("JSON Schema").fill('{"type": "integer"}')
     question.fill("How many legs has a cat?")
     tab.wait_for_link("question", "How many legs has a cat?")
