@@ -10,11 +10,11 @@ from typing import Annotated, Any, NamedTuple, Self
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
-from pydantic import AliasChoices, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from specdemo.convert import ir
 from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, with_biases
-from specdemo.convert.ir import Configuration, unusable
+from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
@@ -25,6 +25,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         **{"vocab_size": 262_208, "query_pre_attn_scalar": 256, "tie_word_embeddings": True},
         **{"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     },
+    "gpt2": {"tie_word_embeddings": True},
+    "gptneox": {"rotary_pct": 0.25},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"use_sliding_window": False},
 }
@@ -37,14 +39,13 @@ _TEXT_PART = re.compile(r"(model\.)?language_model\.(model\.)?")
 _IMAGE_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _BUFFERS = (".inv_freq", ".attention.bias", ".masked_bias", ".attn.bias")
 
-
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Rope(Configuration):
     """Rotary positions of config.json."""
 
-    kind: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    kind: str = named("rope_type", "type", default="default")
     rope_theta: Positive | None = None
     partial_rotary_factor: Share | None = None
 
@@ -66,9 +67,9 @@ class LinearRope(Rope):
 
 
 class Llama3Rope(LinearRope):
-    low: Positive = Field(validation_alias="low_freq_factor")
-    high: Positive = Field(validation_alias="high_freq_factor")
-    original: Positive = Field(validation_alias="original_max_position_embeddings")
+    low: Positive = named("low_freq_factor")
+    high: Positive = named("high_freq_factor")
+    original: Positive = named("original_max_position_embeddings")
 
     @model_validator(mode="after")
     def _frequencies_are_in_order(self) -> Self:
@@ -90,11 +91,9 @@ class LongRope(Rope):
     """Factors for texts up to the `original` length; those for longer ones would change what the
     cache holds."""
 
-    short: list[Positive] = Field(validation_alias="short_factor")
-    original: Annotated[int, Field(gt=1)] = Field(
-        validation_alias="original_max_position_embeddings"
-    )
-    context: int = Field(ge=1, validation_alias="max_position_embeddings")
+    short: list[Positive] = named("short_factor")
+    original: int = named("original_max_position_embeddings", gt=1)
+    context: int = named("max_position_embeddings", ge=1)
     factor: Positive | None = None
     attention_factor: Positive | None = None
 
@@ -114,17 +113,12 @@ ROPES |= dict.fromkeys(("longrope", "su"), LongRope)
 class CheckpointConfig(Sizes):
     """config.json of a checkpoint of a family that `decoder` builds."""
 
-    rope: dict[str, Any] = Field(
-        {}, validation_alias=AliasChoices("rope_parameters", "rope_scaling")
-    )
-    rotary_pct: Share | None = None
-    activation: str | None = Field(
-        None,
-        validation_alias=AliasChoices("hidden_act", "hidden_activation", "activation_function"),
-    )
-    tie_word_embeddings: bool | None = None
+    rope: dict[str, Any] = named("rope_parameters", "rope_scaling", default={})
+    rotary_pct: Share = 1.0
+    activation: str = named("hidden_act", "hidden_activation", "activation_function", default="")
+    tied: bool = named("tie_word_embeddings", default=False)
     no_rope_layers: list[int] = []
-    query_divisor: Positive = Field(1.0, validation_alias="query_pre_attn_scalar")
+    query_divisor: Positive | None = named("query_pre_attn_scalar", default=None)
     use_bidirectional_attention: bool = False
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
@@ -132,6 +126,14 @@ class CheckpointConfig(Sizes):
     use_sliding_window: bool | None = None
     layer_types: list[str] = []
     scale_attn_by_inverse_layer_idx: bool = False
+
+    def sliding(self, family: Family) -> frozenset[int]:
+        if self.use_sliding_window is False:
+            return frozenset()
+        if not self.layer_types or not self.window:
+            return super().sliding(family)
+        kinds = enumerate(self.layer_types)
+        return frozenset(index for index, kind in kinds if kind == "sliding_attention")
 
 
 def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
@@ -144,32 +146,23 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     # A model that sees images too has a part for text.
     data = _DEFAULTS.get(family.name, {}) | (ir.Ends.of(data, path).text_config or data)
     config = CheckpointConfig.of(data, path)
-    if config.use_sliding_window is False:
-        config = config.model_copy(update={"window": 0})
-    elif config.layer_types:
-        pattern = [name == "sliding_attention" for name in config.layer_types]
-        config = config.model_copy(update={"pattern": pattern})
     rope_data = data | config.rope.get("full_attention", config.rope)
     rope = Rope.of(rope_data, path)
-    default_share = 0.25 if kind == "gpt_neox" else 1.0
-    rotary = rope.partial_rotary_factor or config.rotary_pct or default_share
-    base = rope.rope_theta or config.rope_base
+    local = Rope.of(config.rope.get("sliding_attention", {}), path)
     variant = _variant(family, config)
     if variant is None or rope.kind not in ROPES:
         return None
-    tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
-    shape = Shape.of(config, variant, path, rotary=rotary, rope_base=base, tied=tied)
+    further: dict[str, Any] = {
+        "rotary": rope.partial_rotary_factor or config.rotary_pct,
+        "rope_base": rope.rope_theta or config.rope_base,
+        "local_rope_base": local.rope_theta or config.local_rope_base,
+    }
     if config.no_rope_layers:  # 0 for a layer that is not rotated
-        unrotated = (index for index, turns in enumerate(config.no_rope_layers) if not turns)
-        shape = replace(shape, unrotated=frozenset(unrotated))
-    if family.name == "gemma3":
-        local = Rope.of(config.rope.get("sliding_attention", {}), path).rope_theta
-        shape = replace(
-            shape,
-            embedding_scale=shape.hidden**0.5,
-            attention_scale=config.query_divisor**-0.5,
-            local_rope_base=local or shape.local_rope_base,
-        )
+        unrotated = (index for index, rotated in enumerate(config.no_rope_layers) if not rotated)
+        further["unrotated"] = frozenset(unrotated)
+    if config.query_divisor:
+        further["attention_scale"] = config.query_divisor**-0.5
+    shape = Shape.of(config, variant, path, **further)
     rope = ROPES[rope.kind].of(rope_data, path)
     factors = rope.factors(shape)
     if factors and len(factors) != (due := len(range(0, shape.rotated, 2))):
@@ -182,8 +175,8 @@ def _variant(family: Family, config: CheckpointConfig) -> Family | None:
     if family.rms:
         # Qwen's larger models have a window from some layer on.
         known = not config.use_sliding_window or config.layer_types
-        activation = _GELU.get(config.activation or "", config.activation)
-        same = activation in (None, family.gelu or "silu")
+        activation = _GELU.get(config.activation, config.activation)
+        same = activation in ("", family.gelu or "silu")
         capped = config.attn_logit_softcapping or config.final_logit_softcapping
         other = capped or config.use_bidirectional_attention
         return family if same and known and not other else None

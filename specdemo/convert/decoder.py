@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from specdemo.convert import ir
-from specdemo.convert.ir import Configuration, unusable
+from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import GROUP, FileWeights
 from specdemo.engine.backends.graph import last_line
 from specdemo.errors import BadInput
@@ -35,8 +35,9 @@ class Family:
     layer's two parts are normalised. `parallel`: both parts read the same state. `head_norms`:
     queries and keys are normalised, each head or the whole row. `positions`: learned ones are added
     to the embedding, nothing is rotated. `unrotated`: one layer in so many is not. `unlimited`: if
-    layers have a sliding window, one in so many has not. `interleaved`: GGUF files have the halves
-    of each query and key interleaved."""
+    layers have a sliding window, one in so many has not. `root_scaled`: the embedding is multiplied
+    by the root of its width. `interleaved`: GGUF files have the halves of each query and key
+    interleaved."""
 
     name: str
     gelu: str = ""
@@ -49,6 +50,7 @@ class Family:
     positions: bool = False
     unrotated: int = 0
     unlimited: int = 0
+    root_scaled: bool = False
     interleaved: bool = False
 
 
@@ -56,7 +58,7 @@ _ALL = (
     Family("llama", interleaved=True),  # SmolLM2, Mistral and TinyLlama too
     Family("qwen2", biases=("attn_q", "attn_k", "attn_v")),
     Family("qwen3", head_norms="head"),
-    Family("gemma3", gelu="tanh", norms="both", head_norms="head", unlimited=6),
+    Family("gemma3", "tanh", norms="both", head_norms="head", unlimited=6, root_scaled=True),
     Family("phi3"),
     Family("smollm3", unrotated=4, interleaved=True),
     Family("granite", interleaved=True),
@@ -81,7 +83,7 @@ def _same_in_all_layers(value: object) -> object:
 
 
 def sized(largest: int, *names: str, default: Any = ...) -> Any:
-    return Field(default, ge=1, le=largest, validation_alias=AliasChoices(*names))
+    return named(*names, default=default, ge=1, le=largest)
 
 
 def _one_in(period: int, layers: int) -> frozenset[int]:
@@ -89,12 +91,21 @@ def _one_in(period: int, layers: int) -> frozenset[int]:
     return frozenset(range(period - 1, layers, period) if period else ())
 
 
-def scale(*names: str, default: Any = 1.0) -> Any:
-    return Field(default, validation_alias=AliasChoices(*names))
-
-
 Size = Annotated[int, BeforeValidator(_same_in_all_layers)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
+
+
+_ROPE_BASE = "rope_theta", "rotary_emb_base", "rope.freq_base"
+_LOCAL_ROPE_BASE = "rope_local_base_freq", "rope.freq_base_swa"
+_ATTENTION_SCALE = "attention_multiplier", "attention.scale"
+_WINDOW = "sliding_window", "attention.sliding_window"
+_PATTERN = "sliding_window_pattern", "attention.sliding_window_pattern"
+_EPSILON = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+)
 
 
 class Sizes(Configuration):
@@ -107,48 +118,24 @@ class Sizes(Configuration):
     width: Size = sized(1 << 16, "head_dim", "attention.key_length", default=0)
     inner: Size = sized(1 << 20, "intermediate_size", "n_inner", "feed_forward_length", default=0)
     vocabulary: Size = sized(1 << 22, "vocab_size")
-    positions: Size = sized(1 << 24, "n_positions", default=0)
-    rope_base: Positive = Field(
-        10_000.0, validation_alias=AliasChoices("rope_theta", "rotary_emb_base", "rope.freq_base")
-    )
-    embedding_scale: Positive = scale("embedding_multiplier", "embedding_scale")
-    residual_scale: Positive = scale("residual_multiplier", "residual_scale")
-    attention_scale: Positive | None = scale(
-        "attention_multiplier", "attention.scale", default=None
-    )
-    logit_scale: Positive = scale("logits_scaling", "logit_scale")
-    window: int = Field(
-        0,
-        ge=0,
-        le=1 << 24,
-        validation_alias=AliasChoices("sliding_window", "attention.sliding_window"),
-    )
-    pattern: Annotated[int, Field(ge=1)] | list[bool] | None = Field(
-        None,
-        validation_alias=AliasChoices("sliding_window_pattern", "attention.sliding_window_pattern"),
-    )
+    context: Size = sized(1 << 24, "n_positions", default=0)
+    rope_base: Positive = named(*_ROPE_BASE, default=10_000.0)
+    local_rope_base: Positive | None = named(*_LOCAL_ROPE_BASE, default=None)
+    embedding_scale: Positive = named("embedding_multiplier", "embedding_scale", default=1.0)
+    residual_scale: Positive = named("residual_multiplier", "residual_scale", default=1.0)
+    attention_scale: Positive | None = named(*_ATTENTION_SCALE, default=None)
+    logit_scale: Positive = named("logits_scaling", "logit_scale", default=1.0)
+    window: int = named(*_WINDOW, default=0, ge=0, le=1 << 24)
+    pattern: Annotated[int, Field(ge=1)] | list[bool] | None = named(*_PATTERN, default=None)
     """Which layers have the window, or one in how many has not."""
-    local_rope_base: Positive | None = Field(
-        None, validation_alias=AliasChoices("rope_local_base_freq", "rope.freq_base_swa")
-    )
-    epsilon: float = Field(
-        0.0,
-        gt=0,
-        lt=1,
-        validation_alias=AliasChoices(
-            "rms_norm_eps",
-            "layer_norm_eps",
-            "layer_norm_epsilon",
-            "attention.layer_norm_rms_epsilon",
-        ),
-    )
+    epsilon: float = named(*_EPSILON, default=0.0, gt=0, lt=1)
 
-
-def _sliding_layers(sizes: Sizes, family: Family) -> frozenset[int]:
-    layers = range(sizes.layers if sizes.window else 0)
-    if isinstance(sizes.pattern, list):
-        return frozenset(compress(layers, sizes.pattern))
-    return frozenset(layers) - _one_in(sizes.pattern or family.unlimited, sizes.layers)
+    def sliding(self, family: Family) -> frozenset[int]:
+        """The layers with the window."""
+        layers = range(self.layers if self.window else 0)
+        if isinstance(self.pattern, list):
+            return frozenset(compress(layers, self.pattern))
+        return frozenset(layers) - _one_in(self.pattern or family.unlimited, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +143,10 @@ class Shape:
     """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
     values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
     with this `rope_base`, divided by `rope_factors`, to the length `rope_scale`. `unrotated`:
-    layers without it. `context`:
-    tokens, for learned positions. Embedding, layers' parts and attention are multiplied by their
-    scales; logits are divided by theirs. Layers in `sliding` attend to the last `window` tokens,
-    rotated by frequencies with `local_rope_base` and no factors, if it is given."""
+    layers without it. `context`: tokens, for learned positions. Embedding, layers' parts and
+    attention are multiplied by their scales; logits are divided by theirs. Layers in `sliding`
+    attend to the last `window` tokens, rotated by frequencies with `local_rope_base` and no
+    factors, if it is given."""
 
     hidden: int
     layers: int
@@ -190,31 +177,24 @@ class Shape:
         """The shape of these `sizes`, with defaults as in transformers, and `further` fields.
         Raises BadInput, about `source`, for sizes that do not go together."""
         heads = sizes.attention_heads
-        kv_heads, width = sizes.kv_heads or heads, sizes.width or sizes.hidden // heads
-        shape = cls(
-            hidden=sizes.hidden,
-            layers=sizes.layers,
-            attention_heads=heads,
-            vocabulary=sizes.vocabulary,
-            inner=sizes.inner or 4 * sizes.hidden,
-            kv_heads=kv_heads,
-            width=width,
-            epsilon=sizes.epsilon or (1e-6 if family.rms else 1e-5),
-            context=sizes.positions,
-            unrotated=_one_in(family.unrotated, sizes.layers),
-            window=sizes.window,
-            sliding=_sliding_layers(sizes, family),
-            local_rope_base=sizes.local_rope_base,
-            embedding_scale=sizes.embedding_scale,
-            residual_scale=sizes.residual_scale,
-            attention_scale=sizes.attention_scale,
-            logit_scale=sizes.logit_scale,
-            family=family,
-            **further,
-        )
-        if heads % kv_heads or shape.rotated < 2:
-            queries = f"{heads} heads of {width} values, {shape.rotated} of them rotated"
-            raise unusable(source, f"{queries}, and {kv_heads} heads of keys do not go together.")
+        known = {name: value for name, value in sizes if name in cls.__dataclass_fields__}
+        known |= {
+            "inner": sizes.inner or 4 * sizes.hidden,
+            "kv_heads": sizes.kv_heads or heads,
+            "width": sizes.width or sizes.hidden // heads,
+            "epsilon": sizes.epsilon or (1e-6 if family.rms else 1e-5),
+            "unrotated": _one_in(family.unrotated, sizes.layers),
+            "sliding": sizes.sliding(family),
+            "family": family,
+        }
+        if family.root_scaled:
+            known["embedding_scale"] = sizes.hidden**0.5
+        shape = cls(**known | further)
+        if heads % shape.kv_heads or shape.rotated < 2:
+            queries = f"{heads} heads of {shape.width} values, {shape.rotated} of them rotated"
+            raise unusable(
+                source, f"{queries}, and {shape.kv_heads} heads of keys do not go together."
+            )
         return shape
 
     @property
@@ -230,11 +210,12 @@ class Shape:
         the output matrix `output_bits`; one matrix may be both."""
         feed_forward = (3 if self.family.gated else 2) * self.inner
         attention = 2 * (self.attention_heads + self.kv_heads) * self.width
-        matrices = [(self.layers * self.hidden * (attention + feed_forward), bits)]
+        layers = self.layers * self.hidden * (attention + feed_forward)
+        table = self.vocabulary * self.hidden
         embedding, output = max(bits, 8), max(bits, output_bits)
-        matrices.append((self.vocabulary * self.hidden, embedding))
+        matrices = [(layers, bits), (table, embedding)]
         if not self.tied or output != embedding:
-            matrices.append((self.vocabulary * self.hidden, output))
+            matrices.append((table, output))
         return sum(
             weights * bits // 8 + (weights // GROUP * 2 if bits == 4 else 0)
             for weights, bits in matrices

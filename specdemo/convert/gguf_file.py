@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Self
 
 import numpy as np
 from gguf import GGMLQuantizationType, TokenType
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
@@ -28,7 +28,7 @@ from specdemo.convert.decoder import (
     sized,
     with_biases,
 )
-from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId
+from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId, named
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError
 
@@ -122,12 +122,16 @@ class _Header:
             for _ in range(value_count):
                 key = self._string()
                 values[key] = self._value(key, self._number("I"))
-            infos = dict(self._info() for _ in range(tensor_count))
+            tensors = dict(self._tensor() for _ in range(tensor_count))
             alignment = values.get("general.alignment", 32)
             if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
                 raise ValueError(f"general.alignment is {alignment!r:.40}")
             begin = -(-self._file.tell() // alignment) * alignment
-            return values, {name: self._tensor(begin, info) for name, info in infos.items()}
+            for name, tensor in tensors.items():
+                tensors[name] = replace(tensor, begin=begin + tensor.begin)
+                if tensors[name].begin + tensor.bytes > self._size:
+                    raise ValueError("it ends before its last tensor")
+            return values, tensors
         except BadInput:
             raise
         except ValueError as error:
@@ -170,26 +174,18 @@ class _Header:
         numbers = np.frombuffer(self._bytes(count * form.itemsize), form)
         return numbers.tolist() if used else None
 
-    def _info(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
-        """A tensor's name; its shape, type and offset."""
+    def _tensor(self) -> tuple[str, Tensor]:
+        """A tensor's name; the tensor, which begins relative to the end of the header."""
         name, rank = self._string(), self._number("I")
         if not 1 <= rank <= 4:
             raise ValueError(f"{name!r:.60} has {rank} dimensions")
-        dimensions = [self._number("Q") for _ in range(rank)]
-        return name, (tuple(reversed(dimensions)), self._number("I"), self._number("Q"))
-
-    def _tensor(self, begin: int, info: tuple[tuple[int, ...], int, int]) -> Tensor:
-        shape, kind, offset = info
-        try:
-            quantization = GGMLQuantizationType(kind)
-        except ValueError:
-            raise BadInput(f"{self._path} has tensors of the unknown type {kind}.") from None
+        shape = [self._number("Q") for _ in range(rank)][::-1]
         if not all(0 < size < _DIMENSION for size in shape):
-            raise ValueError(f"a tensor has the shape {list(shape)}")
-        tensor = Tensor(self._path, begin + offset, shape, quantization)
-        if tensor.begin + tensor.bytes > self._size:
-            raise ValueError("it ends before its last tensor")
-        return tensor
+            raise ValueError(f"a tensor has the shape {shape}")
+        kind, begin = self._number("I"), self._number("Q")
+        if kind not in list(GGMLQuantizationType):
+            raise BadInput(f"{self._path} has tensors of the unknown type {kind}.")
+        return name, Tensor(self._path, begin, tuple(shape), GGMLQuantizationType(kind))
 
 
 def _format(kind: int) -> str:
@@ -201,12 +197,10 @@ def _format(kind: int) -> str:
 class GgufSizes(Sizes):
     """The metadata of a GGUF file about its architecture, without the architecture's name."""
 
-    scaling: str = Field("linear", validation_alias="rope.scaling.type")  # as llama.cpp has it
-    factor: Positive = Field(
-        1.0, validation_alias=AliasChoices("rope.scaling.factor", "rope.scale_linear")
-    )
+    scaling: str = named("rope.scaling.type", default="linear")  # as llama.cpp has it
+    factor: Positive = named("rope.scaling.factor", "rope.scale_linear", default=1.0)
     rotated: Size = sized(1 << 16, "rope.dimension_count", default=0)
-    rope_scale: Positive = Field(1.0, validation_alias="rope.scaling.attn_factor")
+    rope_scale: Positive = named("rope.scaling.attn_factor", default=1.0)
 
 
 _DEFAULTS = {"gemma3": {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4}}
@@ -217,84 +211,76 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     """The shape of a file's decoder, and its tensors with rows in the graph's order. Raises
     BadInput for an architecture or a feature that `decoder` does not have, and for impossible
     values."""
-    kind, tensors = file.architecture, dict(file.tensors)
+    kind, name, tensors = file.architecture, file.path.name, dict(file.tensors)
     if (content := file.fields.get("general.type", "model")) != "model":
         what = "an adapter (LoRA)" if content == "adapter" else f"of the type {content!r:.40}"
-        raise BadInput(f"{file.path.name} is {what}, no model; merge it into its model first.")
+        raise BadInput(f"{name} is {what}, no model; merge it into its model first.")
     experts = file.fields.get(f"{kind}.expert_count")
     if kind not in READABLE or experts:
         raise BadInput(
-            f"{file.path.name} holds a model of the architecture {kind!r:.40}"
+            f"{name} holds a model of the architecture {kind!r:.40}"
             f"{' with experts' if experts else ''}; GGUF files of {', '.join(READABLE)} can be "
             "run, others by `--model` with a folder that optimum-intel exported from a checkpoint."
         )
     sizes, shape = _shape(file)
     tensors.pop("rope_factors_long.weight", None)  # for longer texts than `_configuration` allows
     stored = tensors.pop(_SHORT_FACTORS, None) or tensors.pop("rope_freqs.weight", None)
-    factors = _rope_factors(file, sizes, shape, stored)
-    if any(factor != 1 for factor in factors):
-        shape = replace(shape, rope_factors=factors)
+    shape = replace(shape, rope_factors=_rope_factors(name, sizes, shape, stored))
+    matrices: dict[str, Tensor] = {}
     try:
-        split = [separated(name, tensor, shape) for name, tensor in tensors.items()]
+        for key, tensor in tensors.items():
+            matrices |= separated(key, tensor, shape)
+        if shape.family.interleaved:
+            matrices = {key: _unpermuted(key, matrices[key], shape) for key in matrices}
     except (ValueError, IndexError) as error:
-        raise BadInput(f"{file.path.name} is damaged: {error}.") from error
-    tensors = {name: tensor for parts in split for name, tensor in parts.items()}
-    if shape.family.interleaved:
-        _unpermute(tensors, shape, file.path.name)
-    return shape, tensors
+        raise BadInput(f"{name} is damaged: {error}.") from error
+    return shape, matrices
 
 
 def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
     tensors, family = file.tensors, FAMILIES[file.architecture]
     if (embedding := tensors.get("token_embd.weight")) is None:
         raise BadInput(f"{file.path.name} is damaged: it has no embedding.")
-    metadata = file.section(f"{file.architecture}.")
-    metadata = _DEFAULTS.get(family.name, {}) | metadata
+    metadata = _DEFAULTS.get(family.name, {}) | file.section(f"{file.architecture}.")
     metadata |= {"vocab_size": embedding.shape[0], "hidden_size": embedding.shape[-1]}
     sizes = GgufSizes.of(metadata, file.path)
-    tied, family = "output.weight" not in tensors, with_biases(family, tensors)
-    rope = {"rope_base": sizes.rope_base, "rope_scale": sizes.rope_scale}
-    shape = Shape.of(sizes, family, file.path, tied=tied, **rope)
+    tied = "output.weight" not in tensors
+    shape = Shape.of(sizes, with_biases(family, tensors), file.path, tied=tied)
+    shape = replace(shape, rotary=(sizes.rotated or shape.width) / shape.width)
+    if shape.width % 2 or shape.rotated % 2 or shape.rotary > 1:
+        raise BadInput(f"{file.path.name} is damaged: it rotates a part of its heads' values.")
     if family.name == "gemma3":  # the 27B model alone does not divide by the root of a head's width
         width = shape.hidden // shape.attention_heads if shape.layers == 62 else shape.width
-        scales = {"embedding_scale": shape.hidden**0.5, "attention_scale": width**-0.5}
-        shape = replace(shape, **scales)
-    if sizes.rotated:
-        shape = replace(shape, rotary=sizes.rotated / shape.width)
-    if shape.width % 2 or shape.rotated % 2 or not 0 < shape.rotary <= 1:
-        raise BadInput(f"{file.path.name} is damaged: it rotates a part of its heads' values.")
+        shape = replace(shape, attention_scale=width**-0.5)
     return sizes, shape
 
 
 def _rope_factors(
-    file: Gguf, sizes: GgufSizes, shape: Shape, stored: Tensor | None
+    name: str, sizes: GgufSizes, shape: Shape, stored: Tensor | None
 ) -> tuple[float, ...]:
     count = shape.rotated // 2
     partial = shape.family.interleaved and shape.rotary < 1
     scaled = sizes.scaling not in ("none", "linear", "longrope") or partial
     if scaled or stored and stored.shape != (count,):
-        kind = f"{sizes.scaling:.40}"
-        raise BadInput(f"{file.path.name} scales its positions ({kind}): not supported.")
-    factors = np.ones(count)
-    if stored:
-        factors = stored.read(0, count).ravel().astype(float)
+        raise BadInput(f"{name} scales its positions ({sizes.scaling:.40}): not supported.")
+    factors = stored.read(0, count).ravel().astype(float) if stored else np.ones(count)
     if sizes.scaling == "linear":
         factors *= sizes.factor
-    if not np.isfinite(factors).all() or factors.min() <= 0:
-        raise BadInput(f"{file.path.name} is damaged: its positions are scaled by no number.")
-    return tuple(factors.tolist())
+    if factors.min() <= 0:
+        raise BadInput(f"{name} is damaged: its positions are scaled by no number.")
+    return tuple(factors.tolist()) if (factors != 1).any() else ()
 
 
-def _unpermute(tensors: dict[str, Tensor], shape: Shape, name: str) -> None:
-    """Put the two interleaved halves of each query and key one after the other, in place."""
-    for matrix, heads in (("attn_q", shape.attention_heads), ("attn_k", shape.kv_heads)):
-        pairs = np.arange(heads * shape.width).reshape(-1, shape.width // 2, 2)
-        order = pairs.swapaxes(1, 2).reshape(-1)
-        for key, tensor in tensors.items():
-            if re.fullmatch(rf"blk\.\d+\.{matrix}\.(weight|bias)", key):
-                if tensor.shape[0] != len(order):
-                    raise BadInput(f"{name} is damaged: {key} has {tensor.shape[0]} rows.")
-                tensors[key] = tensor.rows(order)
+def _unpermuted(name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    """The tensor `name`, with the interleaved halves of each query and key one after the other."""
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)
+    if match is None:
+        return tensor
+    rows = (shape.attention_heads if match[1] == "q" else shape.kv_heads) * shape.width
+    if tensor.shape[0] != rows:
+        raise ValueError(f"{name} has {tensor.shape[0]} rows")
+    pairs = np.arange(rows).reshape(-1, shape.width // 2, 2)
+    return tensor.rows(pairs.swapaxes(1, 2).reshape(-1))
 
 
 def _split(words: str) -> PreTokenizer:
@@ -323,15 +309,15 @@ class GgufVocabulary(Configuration):
     token_type: list[int]
     merges: list[str] = []
     scores: list[float] = []
-    bos: TokenId = Field(-1, validation_alias="bos_token_id")
-    eos: TokenId = Field(-1, validation_alias="eos_token_id")
-    unk: TokenId = Field(-1, validation_alias="unknown_token_id")
-    pad: TokenId = Field(-1, validation_alias="padding_token_id")
-    eot: TokenId = Field(-1, validation_alias="eot_token_id")
+    bos: TokenId = named("bos_token_id", default=-1)
+    eos: TokenId = named("eos_token_id", default=-1)
+    unk: TokenId = named("unknown_token_id", default=-1)
+    pad: TokenId = named("padding_token_id", default=-1)
+    eot: TokenId = named("eot_token_id", default=-1)
     add_bos_token: bool | None = None
     add_space_prefix: bool = True
     chat_template: str = ""
-    tool_template: str = Field("", validation_alias="chat_template.tool_use")
+    tool_template: str = named("chat_template.tool_use", default="")
 
     def of_type(self, kind: int) -> list[str]:
         types = zip(self.tokens, self.token_type, strict=True)

@@ -51,7 +51,7 @@ from specdemo.convert.decoder import (
     sized,
     with_biases,
 )
-from specdemo.convert.ir import Configuration, unusable
+from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import FileWeights, Quantized, Tensor
 from specdemo.engine.backends import draft_head, graph
 from specdemo.engine.backends.eagle_head import read_head
@@ -60,7 +60,7 @@ from specdemo.errors import BadInput, FetchError
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
-LIKENESS = 0.9  # cosine of two embeddings of a token in one model, rounded differently; others: 0
+SAME_TOKEN_COSINE = 0.9  # of a token's embedding in two formats of a model; in two models: 0
 _TARGET = ["specdemo", "target"]
 
 
@@ -132,7 +132,7 @@ def require_target(xml: Path, target: Path, name: str) -> None:
         why = f"it reads {read} values, and the states of {name} have {parts * states}"
     elif known != vocabulary:
         why = f"it knows {known} tokens, and {name} {vocabulary}"
-    elif _likeness(embedding, table, tokens[:64]) < LIKENESS:
+    elif _median_cosine(embedding, table, tokens[:64]) < SAME_TOKEN_COSINE:
         why = f"its embedding is not that of {name}"
     else:
         return
@@ -143,11 +143,10 @@ def require_target(xml: Path, target: Path, name: str) -> None:
     )
 
 
-def _likeness(left: ov.Output, right: ov.Output, ids: np.ndarray) -> float:
-    """The median cosine of these rows of two matrices."""
-    one, other = (_values(ops.gather(matrix, ids, 0).output(0)) for matrix in (left, right))
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return float(np.median((one * other).sum(1) / (norms + 1e-9)))
+def _median_cosine(left: ov.Output, right: ov.Output, rows: np.ndarray) -> float:
+    first, second = (_values(ops.gather(matrix, rows, 0).output(0)) for matrix in (left, right))
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return float(np.median((first * second).sum(1) / (norms + 1e-9)))
 
 
 def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -> None:
@@ -171,8 +170,8 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -
     s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), head.weights["down"]))
     out = _product(_norm(s.output(0)), head.weights["out"])
     logits = named_result("logits", _product(out, head.weights["rows"]))
-    results = [logits, named_result("next_state", s)]
-    model = ov.Model(results, [hidden, state, token], "draft_head")
+    outputs = [logits, named_result("next_state", s)]
+    model = ov.Model(outputs, [hidden, state, token], "draft_head")
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
     model.set_rt_info(target, _TARGET)
     ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
@@ -199,8 +198,8 @@ class EagleLayer(CheckpointConfig):
     """The decoder layer of an EAGLE-3 head. Where only one value is listed, no other can be run."""
 
     model_type: Literal["llama", "qwen3"]
-    layers: Literal[1] = Field(1, validation_alias="num_hidden_layers")
-    activation: Literal["silu"] = Field("silu", validation_alias="hidden_act")
+    layers: Literal[1] = named("num_hidden_layers", default=1)
+    activation: Literal["silu"] = named("hidden_act", default="silu")
     layer_types: list[Literal["full_attention"]] = []  # type: ignore[assignment]
 
 
@@ -220,8 +219,8 @@ class EagleConfig(Configuration):
     transformer_layer_config: dict[str, Any] = {}
     draft_vocabulary: Size = sized(1 << 22, "draft_vocab_size", default=0)
     target_hidden: Size = sized(1 << 18, "target_hidden_size", default=0)
-    layers: list[Annotated[int, Field(ge=0, le=512)]] = Field(
-        [], max_length=16, validation_alias="eagle_aux_hidden_state_layer_ids"
+    layers: list[Annotated[int, Field(ge=0, le=512)]] = named(
+        "eagle_aux_hidden_state_layer_ids", default=[], max_length=16
     )
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -287,26 +286,23 @@ def eagle_layers(folder: Path, name: str, target: Path, target_name: str) -> tup
     decoder = graph.read_decoder(core, target)
     count = graph.layers_of(decoder)
     layers = shape.target_layers(count)
-    if not all(0 <= layer <= count for layer in layers):
-        raise BadInput(
-            f"{name} reads the layers {', '.join(map(str, layers))} of its target, and "
-            f"{target_name} has {count}; choose a head that was made for it."
-        )
     width = graph.embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
     vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
-    for what, expected, actual in (
-        ("values a state", shape.target_hidden, width),
-        ("tokens in the vocabulary", shape.vocabulary, vocabulary),
-    ):
-        if expected != actual:
-            raise BadInput(
-                f"{name} was made for a target with {expected} {what}, and {target_name} has "
-                f"{actual}; choose a head that was made for it."
-            )
-    compiled = read_head(core, folder / ir.MODEL, target)
-    tokens, columns = compiled.tokens.tolist(), compiled.step.outputs[0].partial_shape[-1]
+    why, actual = "", 0
+    if not all(0 <= layer <= count for layer in layers):
+        why, actual = f"reads the layers {', '.join(map(str, layers))} of its target", count
+    elif shape.target_hidden != width:
+        why, actual = f"was made for a target with {shape.target_hidden} values a state", width
+    elif shape.vocabulary != vocabulary:
+        wanted = f"{shape.vocabulary} tokens in the vocabulary"
+        why, actual = f"was made for a target with {wanted}", vocabulary
+    if why:
+        made = f"{name} {why}, and {target_name} has {actual}"
+        raise BadInput(f"{made}; choose a head that was made for it.")
+    read = read_head(core, folder / ir.MODEL, target)
+    tokens, columns = read.tokens.tolist(), read.step.outputs[0].partial_shape[-1]
     one_each = columns == len(tokens) == len(set(tokens)) and set(tokens) <= set(range(vocabulary))
-    if compiled.states != len(layers) * width or not one_each:
+    if read.states != len(layers) * width or not one_each:
         raise BadInput(f"The IR of {name} does not go with its config.json; export it again.")
     return layers
 
@@ -339,18 +335,7 @@ def read_eagle_head(source: Path, name: str) -> tuple[EagleShape, dict[str, Tens
         short = key.removeprefix("model.").replace("midlayer.", "layers.0.")
         full = short if short.startswith("lm_head") else f"model.{short}"
         tensors[known.get_name(full, (".weight", ".bias")) or short] = tensor
-    offsets = tensors.pop("d2t", None)
-    rows = shape.config.draft_vocabulary or shape.vocabulary
-    tokens = np.arange(rows)
-    if offsets is not None:
-        tokens = tokens + _integers(offsets, rows)
-    elif rows != shape.vocabulary:
-        raise FetchError(f"{name} has no tensor d2t, which names the tokens of its logits.")
-    if tokens.min() < 0 or tokens.max() >= shape.vocabulary or len(set(tokens.tolist())) < rows:
-        raise BadInput(
-            f"{name} has a damaged tensor d2t: it does not name {rows} different tokens of a "
-            f"vocabulary of {shape.vocabulary}; fetch it again."
-        )
+    tokens = _head_tokens(name, shape, tensors.pop("d2t", None))
     tensors = {key: tensor for key, tensor in tensors.items() if tensor.type in checkpoints.FLOATS}
     norms: Literal["", "head"] = "head" if "blk.0.attn_q_norm.weight" in tensors else ""
     family = replace(FAMILIES["llama"], name="EAGLE-3", head_norms=norms)
@@ -364,14 +349,24 @@ def read_eagle_head(source: Path, name: str) -> tuple[EagleShape, dict[str, Tens
     return shape, tensors
 
 
-def _integers(tensor: Tensor, rows: int) -> np.ndarray:
-    """The values of an int64 tensor of one dimension. Raises FetchError."""
-    if tensor.type != GGMLQuantizationType.I64 or tensor.shape != (rows,):
+def _head_tokens(name: str, shape: EagleShape, d2t: Tensor | None) -> np.ndarray:
+    rows = shape.config.draft_vocabulary or shape.vocabulary
+    if d2t is None:
+        if rows != shape.vocabulary:
+            raise FetchError(f"{name} has no tensor d2t, which names the tokens of its logits.")
+        return np.arange(rows)
+    if d2t.type != GGMLQuantizationType.I64 or d2t.shape != (rows,):
         raise FetchError(
             f"The head's tensors do not go with its configuration: d2t should be {rows} integers "
-            f"of 64 bits, and it is {list(tensor.shape)} of {tensor.type.name}."
+            f"of 64 bits, and it is {list(d2t.shape)} of {d2t.type.name}."
         )
-    return np.fromfile(tensor.path, "<i8", rows, offset=tensor.begin)
+    tokens = np.arange(rows) + np.fromfile(d2t.path, "<i8", rows, offset=d2t.begin)
+    if tokens.min() < 0 or tokens.max() >= shape.vocabulary or len(set(tokens.tolist())) < rows:
+        raise BadInput(
+            f"{name} has a damaged tensor d2t: it does not name {rows} different tokens of a "
+            f"vocabulary of {shape.vocabulary}; fetch it again."
+        )
+    return tokens
 
 
 class EagleGraph(DecoderGraph):

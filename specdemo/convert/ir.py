@@ -63,28 +63,24 @@ def unusable(source: Path, why: str) -> BadInput:
     return BadInput(f"{source} cannot be used: {why}")
 
 
+def named(*names: str, default: Any = ..., **bounds: Any) -> Any:
+    """A field that has one of these `names` in files."""
+    return Field(default, validation_alias=AliasChoices(*names), **bounds)
+
+
+_CONTEXT = "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "context_length"
+_ORIGINAL = "original_max_position_embeddings", "rope.scaling.original_context_length"
+_TOKENS: dict[str, Any] = {"default": 0, "ge": 0, "lt": 1 << 31}
+
+
 class Ends(Configuration):
-    """Where answers end. `eos_token_id`: of tokens; `context`: tokens, 0 if it is not given."""
+    """Where answers end. `context` and `original` context: tokens, 0 if they are not given."""
 
     eos_token_id: Annotated[
         list[TokenId], BeforeValidator(lambda ids: ids if isinstance(ids, list) else [ids])
     ] = []
-    context: int = Field(
-        0,
-        ge=0,
-        lt=1 << 31,
-        validation_alias=AliasChoices(
-            "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "context_length"
-        ),
-    )
-    original: int = Field(
-        0,
-        ge=0,
-        lt=1 << 31,
-        validation_alias=AliasChoices(
-            "original_max_position_embeddings", "rope.scaling.original_context_length"
-        ),
-    )
+    context: int = named(*_CONTEXT, **_TOKENS)
+    original: int = named(*_ORIGINAL, **_TOKENS)
     text_config: dict[str, Any] = {}
 
     @property
