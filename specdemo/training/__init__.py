@@ -1,1 +1,1 @@
-"""Trains a draft head for a target on the target's own text. `run.train_draft` does every step."""
+"""Trains a draft head on the target's own text; `steps.train_draft` does every step."""

@@ -66,16 +66,14 @@ class Conversation:
     answer: tuple[int, ...]
 
 
-def instruction(number: int, answers: Sequence[str], own: str = "") -> tuple[str, str]:
+def instruction(number: int, answers: Sequence[str], by_target: str = "") -> tuple[str, str]:
     """The kind and the text of instruction `number`; equal arguments give equal instructions.
-
     Passages are cut from `answers`. Kinds that need one become prose without any, and so does the
-    target's `own` instruction if it is empty.
-    """
+    instruction `by_target` if it is empty."""
     rng = random.Random(number)
     kind = rng.choices(list(MIX), list(MIX.values()))[0]
-    if kind == OWN and own:
-        return kind, own
+    if kind == OWN and by_target:
+        return kind, by_target
     if kind == OWN or not answers and kind in ("summary", "passage question"):
         kind = "prose"
     values = _passage(rng, answers or [""])
@@ -173,8 +171,8 @@ def written(
     model.resize_cache(CACHE_BYTES // model.block_bytes)
     room = min(loaded.context_limit, model.pool.limit * model.block_size) - longest
 
-    def begin(number: int, passages: Sequence[str], own: str) -> _Answer:
-        kind, text = instruction(number, passages, own)
+    def begin(number: int, passages: Sequence[str], by_target: str) -> _Answer:
+        kind, text = instruction(number, passages, by_target)
         if number < len(unanswered):
             kind, text = UNANSWERED, unanswered[number]
         prompt = loaded.template.render(text, loaded.tokenizer)
@@ -188,8 +186,9 @@ def written(
         while count < settings.tokens:
             passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
             numbers = range(len(known), len(known) + GROUP)
-            own = _own_instructions(loaded, model, numbers[max(len(unanswered) - len(known), 0) :])
-            answers = [begin(number, passages, own.get(number, "")) for number in numbers]
+            free = numbers[max(len(unanswered) - len(known), 0) :]
+            by_target = _own_instructions(loaded, model, free)
+            answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
             for answer in _complete(answers, model, longest, loaded.stop_ids):
                 bar.update(len(answer.tokens))
             path = folder / f"{len(known):07d}.npy"

@@ -272,10 +272,10 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T).T
     matrix = matrix / matrix.norm().clamp(min=1e-7)
-    one, three, five = MUON_COEFFICIENTS
+    linear, cubic, quintic = MUON_COEFFICIENTS
     for _ in range(5):
         square = matrix @ matrix.T
-        matrix = one * matrix + (three * square + five * square @ square) @ matrix
+        matrix = linear * matrix + (cubic * square + quintic * square @ square) @ matrix
     return matrix
 
 
