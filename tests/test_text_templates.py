@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from specdemo.errors import BadInput, FetchError
 from specdemo.text.templates import DOLLY, Message, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
-from specdemo.text.tools import FunctionCall
+from specdemo.text.tools import PHI_TOOLS, FunctionCall
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 FAMILIES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
@@ -128,10 +128,16 @@ def test_prompts_are_those_of_transformers(tokenizer, reference):
     for family, jinja in FAMILIES.items():
         for name, messages in CONVERSATIONS.items():
             tools, continued = [TOOL] if "tool" in name else [], "continued" in name
-            wanted = None
+            wanted, turns = None, [as_data(message) for message in messages]
+            if PHI_TOOLS in jinja and any(message.calls for message in messages):
+                continue  # it prints no calls
+            if tools and PHI_TOOLS in jinja:
+                if turns[0]["role"] != "system":
+                    turns.insert(0, {"role": "system", "content": ""})
+                turns[0]["tools"] = json.dumps([TOOL["function"]], ensure_ascii=False)
             with suppress(Exception):
                 wanted = reference.apply_chat_template(
-                    [as_data(message) for message in messages],
+                    turns,
                     tools or None,
                     chat_template=jinja,
                     add_generation_prompt=not continued,

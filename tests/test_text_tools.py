@@ -32,6 +32,7 @@ from specdemo.text.tools import (
     LLAMA,
     MISTRAL,
     MISTRAL_ARGS,
+    PHI,
     CallReader,
     Tools,
     call_form,
@@ -59,6 +60,11 @@ CALLS = {  # how each family writes one call and two calls
         f"[TOOL_CALLS]greet[ARGS]{GREET}[TOOL_CALLS]stop[ARGS]{{}}",
     ),
     "granite": (GRANITE, f"<|tool_call|>[{OBJECT}]", None),
+    "phi": (
+        PHI,
+        f"<|tool_call|>[{OBJECT}]",
+        f"<|tool_call|>[{OBJECT}, {STOP}]<|/tool_call|>",
+    ),
 }
 
 
@@ -75,7 +81,7 @@ def marked(embedded_pair, tmp_path_factory) -> SimpleNamespace:
     made = tokenizers.Tokenizer.from_str(embedded_pair.tokenizer.json)
     ordinary = "<tool_call> </tool_call> <think> </think>".split()
     made.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
-    special = "[TOOL_CALLS] [ARGS] <|tool_call|> <|python_tag|>".split()
+    special = "[TOOL_CALLS] [ARGS] <|tool_call|> <|/tool_call|> <|python_tag|>".split()
     made.add_special_tokens([AddedToken(text) for text in special])
     path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
     made.save(str(path))
@@ -124,7 +130,7 @@ def test_a_marker_that_is_a_token_is_that_token(marked):
 def test_each_form_is_allowed_and_read(marked, plain, family, has_tokens):
     form, call, both = CALLS[family]
     model = marked if has_tokens else plain
-    if not has_tokens and (form is GRANITE or " with " in family):
+    if not has_tokens and (form in (GRANITE, PHI) or " with " in family):
         return  # these come with tokens only
     for required in (True, False):
         tools = Tools(FUNCTIONS, required, form=form)
@@ -224,7 +230,7 @@ def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
 def test_the_form_is_that_of_the_template():
     forms = {path.stem: call_form(path.read_text("utf-8")) for path in TEMPLATES.glob("*.jinja")}
     wanted = dict.fromkeys(("qwen25", "qwen3", "hermes"), HERMES) | {"llama3": LLAMA}
-    wanted |= {"mistral": MISTRAL, "granite": GRANITE}
+    wanted |= {"mistral": MISTRAL, "granite": GRANITE, "phi4": PHI}
     assert {name: form for name, form in forms.items() if form} == wanted
     assert call_form("<tool_call>\n<function=f>\n<parameter=p>") is None
     assert call_form("[TOOL_CALLS]{{ name }}[ARGS]") is MISTRAL_ARGS

@@ -132,6 +132,8 @@ class Grammars:
         begin, end = "", ""
         if form.list_marker:
             begin, end = f'{self._literal(form.list_marker)} " "? "["', '"]"'
+            if form.list_end:
+                end += f" ({self._literal(form.list_end)})?"
         elif form.first and "<|python_tag|>" in self._added:
             begin = f"(<[{self._added['<|python_tag|>']}]>)?"
         calls = f"{begin} {head} call {more} {end}".strip()

@@ -15,7 +15,7 @@ from specdemo.convert.ir import TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid
-from specdemo.text.tools import FunctionCall, Tools, call_form
+from specdemo.text.tools import PHI_TOOLS, FunctionCall, Tools, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
 _ESCAPED_MARK = repr(MARK).strip("'")
@@ -165,12 +165,18 @@ class Template:
             final = turns[-1]["content"].strip()
             if continue_final_message:
                 turns[-1]["content"] += _CUT
+            functions = _changed(list(tools), change)
+            if tools and PHI_TOOLS in jinja:
+                if turns[0]["role"] != "system":
+                    turns.insert(0, {"role": "system", "content": ""})
+                listed = [tool["function"] for tool in functions]
+                turns[0]["tools"] = json.dumps(listed, ensure_ascii=False)
             variables = {
                 "enable_thinking": self.thinking,
                 **self.tokens,
                 **_changed(dict(chat_template_kwargs), _unless_plain(change)),
                 "messages": turns,
-                "tools": _changed(list(tools), change) or None,
+                "tools": functions or None,
                 "documents": None,
                 "add_generation_prompt": not continue_final_message,
             }

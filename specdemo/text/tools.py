@@ -21,13 +21,14 @@ class FunctionCall(NamedTuple):
 class CallForm:
     """How a model writes a call: `head`, the tool's name, `middle`, the arguments as JSON, `tail`.
     `separator` is between calls; None: only one call. With a `list_marker`, calls are a JSON list
-    after it. `first`: no other text precedes a call."""
+    after it, which `list_end` may follow. `first`: no other text precedes a call."""
 
     head: str
     middle: str
     tail: str
     separator: str | None = None
     list_marker: str = ""
+    list_end: str = ""
     first: bool = False
 
     @property
@@ -40,7 +41,7 @@ class CallForm:
     @property
     def text(self) -> str:
         """The text of a call without name and arguments."""
-        return self.leads[0] + self.middle + self.tail
+        return self.leads[0] + self.middle + self.tail + self.list_end
 
 
 _DECODER = json.JSONDecoder()
@@ -50,6 +51,8 @@ LLAMA = CallForm('{"name": "', '", "parameters": ', "}", first=True)
 MISTRAL = CallForm(*_OBJECT, "[TOOL_CALLS]")
 MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[ARGS]", "", "")
 GRANITE = CallForm(*_OBJECT, "<|tool_call|>")
+PHI = CallForm(*_OBJECT, "<|tool_call|>", "<|/tool_call|>")
+PHI_TOOLS = "message['tools']"  # a template of Phi-4-mini, which reads them in the system message
 
 
 def call_form(jinja: str) -> CallForm | None:
@@ -59,6 +62,8 @@ def call_form(jinja: str) -> CallForm | None:
     if "<tool_call>" in jinja:
         others = "<function=", "<arg_key>"  # parameters as XML
         return None if any(text in jinja for text in others) else HERMES
+    if PHI_TOOLS in jinja:
+        return PHI
     if "<|tool_call|>" in jinja:
         return GRANITE
     return LLAMA if '"parameters": ' in jinja and "<|start_header_id|>" in jinja else None
@@ -104,7 +109,7 @@ class CallReader:
             leads = form.leads
             if self._after_call:  # what stands between calls is no content
                 between = (form.separator or "") + "]" * bool(form.list_marker)
-                self._unread = self._unread.lstrip(between)
+                self._unread = self._unread.lstrip(between).removeprefix(form.list_end)
                 leads += (form.head,)
             end, begins = certain(self._unread, leads)
             if form.first and (self._has_content or end) or last and not begins:
