@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, TokenType
 from tiny_models import trained_words
 
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -25,6 +25,7 @@ GRANITE |= {"attention_multiplier": 0.05}
 OWN = {"granite": GRANITE, "gemma3": GEMMA, "smollm3": {"num_hidden_layers": 4}}
 """Further values of configurations, which differ from the defaults."""
 INTERLEAVED = "llama", "smollm3", "granite"  # halves of each query and key
+FIELD_TYPES = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = "<think>"
 
@@ -43,11 +44,8 @@ def torch_model(architecture: str, **own):
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"vocab_size": len(vocabulary()[0]), "initializer_range": 0.1}
-    sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": False}
-    if architecture == "gpt2":
-        sizes |= {"tie_word_embeddings": True, "n_inner": 256}
-    else:
-        sizes |= {"intermediate_size": 256}
+    sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": architecture == "gpt2"}
+    sizes["n_inner" if architecture == "gpt2" else "intermediate_size"] = 256
     if architecture not in ("gptneox", "gpt2"):
         sizes |= {"num_key_value_heads": 2, "pad_token_id": None}
     if architecture not in ("gptneox", "gpt2", "gemma3"):
@@ -129,24 +127,22 @@ def write(
         "<|im_start|>assistant\n{% if not enable_thinking %}<think>{% endif %}"
     )
     for name, value in fields.items():
-        writer.add_key_value(name.replace("__", "."), *value)
+        writer.add_key_value(name.replace("__", "."), value, FIELD_TYPES[type(value)])
     arch = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, weights in model.named_parameters():
         own = names.get_name(name, (".weight", ".bias"))
-        values = weights.detach().numpy()
-        stored = values.astype(np.float32)
+        stored = weights.detach().numpy().astype(np.float32)
         if architecture == "gemma3" and "norm" in name:
             stored = stored + 1
-        if values.ndim > 1:
+        if weights.ndim > 1:
             with torch.no_grad():
                 stored = gguf.quantize(stored, kind)
                 weights.copy_(torch.from_numpy(gguf.dequantize(stored, kind).copy()))
         if architecture in INTERLEAVED and own.rpartition(".")[0].endswith(("attn_q", "attn_k")):
-            heads = len(stored) // 32
-            stored = stored.reshape(heads, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
-            stored = np.ascontiguousarray(stored).reshape(heads * 32, *stored.shape[3:])
-        writer.add_tensor(own, stored, raw_dtype=kind if values.ndim > 1 else None)
+            halves = stored.reshape(-1, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
+            stored = np.ascontiguousarray(halves).reshape(stored.shape)
+        writer.add_tensor(own, stored, raw_dtype=kind if weights.ndim > 1 else None)
     if config.rope_parameters.get("rope_type") == "longrope":
         for kind in ("long", "short"):
             factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
