@@ -360,7 +360,7 @@ def _head_tokens(name: str, shape: EagleShape, d2t: Tensor | None) -> np.ndarray
             f"The head's tensors do not go with its configuration: d2t should be {rows} integers "
             f"of 64 bits, and it is {list(d2t.shape)} of {d2t.type.name}."
         )
-    tokens = np.arange(rows) + np.fromfile(d2t.path, "<i8", rows, offset=d2t.begin)
+    tokens: np.ndarray = np.arange(rows) + np.fromfile(d2t.path, "<i8", rows, offset=d2t.begin)
     if tokens.min() < 0 or tokens.max() >= shape.vocabulary or len(set(tokens.tolist())) < rows:
         raise BadInput(
             f"{name} has a damaged tensor d2t: it does not name {rows} different tokens of a "
