@@ -30,6 +30,7 @@ PAPER_MARK = "the paper's dolly-v2-12b, on its machine"
 
 
 def page(report: BenchReport) -> str:
+    """The HTML page of a report with rows."""
     template = Path(__file__).with_name("bench.html.j2")
     return render(template, charts_of(report), **vars(report), tables=tables(report))
 
@@ -38,8 +39,7 @@ def charts_of(report: BenchReport) -> list[Figure]:
     """All charts of the report of `bench`."""
     charts = [by_users(report.decision.users)] if report.decision.users else []
     charts += [wall_clock(report.lengths)] if isinstance(report, LengthsReport) else []
-    if report.rows:
-        charts += [by_task(report), by_position(report), time_spent(report)]
+    charts += [by_task(report), by_position(report), time_spent(report)]
     return charts + ([beside_peers(report)] if report.peers else [])
 
 

@@ -61,31 +61,31 @@ def decide(
     answers = "of the same distribution" if free else "identical"
     if different:
         use, answers = False, f"different in {different} of {len(traces)} races"
-    told = f"{verdict.headline.removeprefix('Undecided: ')} ({verdict.detail})"
+    gain = f"{verdict.headline.removeprefix('Undecided: ')} ({verdict.detail})"
     if verdict.result != "undecided":
         low, high = verdict.interval
         faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
-        told = (
+        gain = (
             f"{low:.2f} to {high:.2f} times as fast ({verdict.sure:.0%} sure, {verdict.races} "
             f"{verdict.unit}s), faster on {faster} of {len(speedups)} tasks, never slower than "
             f"{worst or 0.0:.2f}"
         )
     length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
-    words = f"{drafts_of(traces)}, length {length}: {told}, answers {answers}."
+    sentence = f"{drafts_of(traces)}, length {length}: {gain}, answers {answers}."
     if verdict.uncounted and verdict.races:
-        words += f" {verdict.uncounted} not counted: {verdict.why}."
+        sentence += f" {verdict.uncounted} not counted: {verdict.why}."
     paid = takewhile(lambda row: round(row["interval"][0], 2) > 1, users)
     pays_for = max((row["users"] for row in paid), default=0) if users else None
     if users:
         counts = f"measured {min(row['measurements'] for row in users)} times at least"
-        many = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
-        many += ", more were not measured" if pays_for == users[-1]["users"] else ""
-        words += f" They pay for {many if pays_for else 'no number of users'} ({counts})."
+        served = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
+        served += ", more were not measured" if pays_for == users[-1]["users"] else ""
+        sentence += f" They pay for {served if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
     if use is False:
         settings = replace(settings, drafter="none", draft_tokens=None)
     code = as_code(choice, settings)
-    return Decision(use, f"{begin}: {words}", *code, verdict, users, pays_for)
+    return Decision(use, f"{begin}: {sentence}", *code, verdict, users, pays_for)
 
 
 def drafts_of(traces: Iterable[Trace]) -> str:
@@ -99,19 +99,19 @@ def drafts_of(traces: Iterable[Trace]) -> str:
 
 def as_code(choice: ModelChoice, settings: Settings) -> tuple[str, str]:
     """The models and settings that differ from the defaults, as a command and as Python."""
-    models, options = (
-        {name: getattr(kind, name) for name in names if getattr(kind, name) != getattr(usual, name)}
-        for kind, usual, names in (
-            (choice, ModelChoice(), [field.name for field in fields(choice)]),
-            (settings, Settings(), SHOWN),
-        )
-    )
+    models = _changed(choice, ModelChoice(), [field.name for field in fields(choice)])
+    options = _changed(settings, Settings(), SHOWN)
     words = ["specdemo", "run", "INSTRUCTION"]
     for name, value in (models | options).items():
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    load, ask = (", ".join(f"{n}={v!r}" for n, v in each.items()) for each in (models, options))
-    ask = ", ".join(filter(None, ("prompt", ask)))
+    load = ", ".join(f"{name}={value!r}" for name, value in models.items())
+    ask = ", ".join(["prompt", *(f"{name}={value!r}" for name, value in options.items())])
     return shlex.join(words), f"specdemo.load({load}).generate({ask})"
+
+
+def _changed(options: object, defaults: object, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def measure_users(
@@ -125,18 +125,20 @@ def measure_users(
     about `seconds` in all."""
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, USER_TOKENS))
     ways = [replace(settings, drafter="none"), settings]
-    asked = [instructions[number % len(instructions)] for number in range(max(USERS))]
+    questions = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
-    _together(session, asked, replace(settings, max_new_tokens=1))  # all prompts are kept texts now
+    _together(
+        session, questions, replace(settings, max_new_tokens=1)
+    )  # all prompts are kept texts now
     rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
     pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
     for turn, users in product(range(TURNS), USERS):
         if pairs[1] and perf_counter() > until:
             break
         report(f"{users} users at once" if users > 1 else "one user")
-        others = [asked[(turn * users + user) % len(asked)] for user in range(users)]
+        asked = [questions[(turn * users + user) % len(questions)] for user in range(users)]
         order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-        runs = {way.drafter: _together(session, others, way) for way in order}
+        runs = {way.drafter: _together(session, asked, way) for way in order}
         (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
         rates[users].append([slow, fast])
         pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))
