@@ -23,7 +23,10 @@ from specdemo.audit.engines import AuditedEngine, NotOffered, Peer, imported
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
+from specdemo.commands import audit as audit_command
 from specdemo.commands.audit import AuditOptions
+from specdemo.engine import acceptance, decode
+from specdemo.engine.messages import Draft
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
@@ -426,3 +429,65 @@ def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
     cases = AuditOptions(limit=200).cases()
     assert len(set(cases)) == len(cases) == 200
     assert len(AuditOptions().cases()) == len(read_prompts())
+
+
+# The command
+
+
+@pytest.fixture
+def small_model(session, monkeypatch):
+    """The audit's pair, and few cases."""
+    monkeypatch.setattr(audit_command, "load_pair", lambda choice: session.loaded)
+    opened = contextlib.nullcontext(session)
+    monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
+    monkeypatch.setattr(properties, "MAX_CASES", 2)
+
+
+AUDIT = ["audit", "--limit", "3", "--draft-tokens", "3", "--json", "-"]
+AUDIT += ["--max-new-tokens", "24", "--temperature", "1", "--drafter", "model"]
+
+
+def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(small_model, capsys):
+    assert cli.main([*AUDIT, "--draws", "60"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["greedy"] == {"prompts": 3, "identical": 3}
+    assert {"draws", "tv_distance", "tv_noise_floor", "p_value"} <= report["sampling"].keys()
+    [row] = report["rows"]
+    assert row["method"] == "draft model" and row["facts"]["numerics"]
+    results = {name: cell["result"] for name, cell in row["cells"].items()}
+    unable = {results.pop(name) for name in ("end", "schema", "stop")}
+    assert unable <= {"pass", "not offered"}, "the model has no end token and little text"
+    assert set(results.values()) == {"pass"}
+    values = row["cells"]["sampling"]["p_values"]
+    assert values.keys() == {"shared", "maximal"} and report["sampling_cells"] == 2
+    assert report["sampling"]["p_value"] == min(values.values())
+
+
+def accept_everything(rows, draft, sampling, max_margin=0.0, verify=acceptance.verify):
+    last = len(draft.tokens)
+    context = [*rows.context, *draft.tokens]
+    whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)
+    true = verify(whole, Draft(), sampling)
+    return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "wrong", "failing"),
+    [
+        (decode, "verify", accept_everything, {"greedy", "seed", "sampling"}),
+        (acceptance, "residual", lambda p, q: p, {"sampling"}),
+    ],
+)
+def test_an_audit_catches_a_wrong_rule(
+    small_model, capsys, monkeypatch, module, rule, wrong, failing
+):
+    monkeypatch.setattr(module, rule, wrong)
+    assert cli.main([*AUDIT, "--draws", "150", "--only", "greedy,seed,sampling"]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    [row] = report["rows"]
+    assert {name for name, cell in row["cells"].items() if cell["result"] == "fail"} == failing
+    assert (report["greedy"]["identical"] < 3) == ("greedy" in failing)
+    assert row["cells"]["sampling"]["p_values"]["maximal"] < 1e-4
+    assert report["sampling"]["tv_distance"] > 2 * report["sampling"]["tv_noise_floor"]
+    assert "changes the output" in err and "sampled distribution" in err

@@ -1,21 +1,27 @@
-"""A benchmark of a scripted session: its prompts, its JSON, its arithmetic, its peers."""
+"""A benchmark of a toy session: prompts, JSON, arithmetic, peers, the decision, the command."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Collection
+from functools import partial
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from toy_session import ToySession, byte_pair, toy_clock
 
-from specdemo.audit import engines, genai_peer
+from specdemo import cli
+from specdemo.audit import engines, genai_peer, llama_peer
+from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, bench, summary_of, tables
+from specdemo.commands import audit as audit_command
+from specdemo.commands import bench as bench_command
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -75,18 +81,17 @@ def report(clock) -> BenchReport:
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
     data = json.loads(as_json(report))
-    assert data.keys() == set(
-        "machine versions pair settings rows summary decision peers details".split()
-    )
-    assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "toy target"
-    assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
+    fields = "machine versions pair settings rows summary decision peers details"
     row = "id task tokens autoregressive_s speculative_s speedup acceptance_rate tokens_per_round"
-    assert list(data["rows"][0]) == [*row.split(), "identical"]
     summary = (
         "speedup speedup_by_task worst_prompt_speedup autoregressive_tokens_per_s "
         "speculative_tokens_per_s acceptance_rate tokens_per_round identical prompts "
         "outside_inference_fraction cpu_seconds_per_token joules_per_token"
     )
+    assert sorted(data) == sorted(fields.split())
+    assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "toy target"
+    assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
+    assert list(data["rows"][0]) == [*row.split(), "identical"]
     assert list(data["summary"]) == summary.split()
     assert list(data["summary"]["cpu_seconds_per_token"]) == ["autoregressive", "speculative"]
     assert list(data["peers"]["fake/speculative"]) == ["tokens_per_s", "settings", "identical"]
@@ -110,13 +115,6 @@ def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where
     assert "is empty" in report.details.skipped["empty"]
     difference = report.details.differences["one"]
     assert all(part in difference for part in ("token 6 is 's'", "'t'", "20 logits"))
-
-
-def test_a_report_without_a_prompt_has_no_figures():
-    report = report_of([EMPTY], peers=[FakePeer()])
-    summary = report.summary
-    assert (summary.speedup, summary.identical, summary.prompts) == (None, None, 0)
-    assert "No prompt was finished" in page(report)
 
 
 def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
@@ -165,73 +163,59 @@ def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(faili
     assert "no reason" in report.details.skipped["fake/speculative (K=2)"]
 
 
-LLAMA_SERVER = """#!{python}
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.answer({{}})
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens = [sum(body["prompt"]), body.get("speculative.n_max", 0)][: body["n_predict"]]
-        stop = "limit" if len(tokens) == body["n_predict"] else "eos"
-        top = [{{"id": 1, "logprob": -0.5}}, {{"id": 2, "logprob": -len(body["prompt"])}}]
-        told = [{{"top_logprobs": top[: body.get("n_probs", 0)]}}]
-        self.answer({{"tokens": tokens, "stop_type": stop, "timings": {{"predicted_ms": 500}},
-                     "completion_probabilities": told}})
-    def answer(self, value):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(value).encode())
-    def log_message(self, *args):
-        pass
-
-port = int(sys.argv[sys.argv.index("--port") + 1])
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
+def llama_server(request: httpx.Request) -> httpx.Response:
+    """Completes a prompt with the sum of its ids and the draft length."""
+    body = json.loads(request.content)
+    tokens = [sum(body["prompt"]), body.get("speculative.n_max", 0)][: body["n_predict"]]
+    top = [{"id": 1, "logprob": -0.5}, {"id": 2, "logprob": -len(body["prompt"])}]
+    reply = {
+        "tokens": tokens,
+        "stop_type": "limit" if len(tokens) == body["n_predict"] else "eos",
+        "timings": {"predicted_ms": 500},
+        "completion_probabilities": [{"top_logprobs": top[: body.get("n_probs", 0)]}],
+    }
+    return httpx.Response(200, json=reply)
 
 
 def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     tiny_llama_pair, tmp_path, monkeypatch
 ):
-    server, gguf = tmp_path / "llama-server", tmp_path / SOURCE
-    server.write_text(LLAMA_SERVER.format(python=sys.executable))
-    server.chmod(0o755)
-    pair = dataclasses.replace(
-        tiny_llama_pair,
-        target=tmp_path / "target.xml",
-        draft=tmp_path / "draft.xml",
-        stop_ids=frozenset({9}),
-    )
-    monkeypatch.setenv("LLAMA_SERVER", str(server))
-    with pytest.raises(BadInput, match="GGUF"):
-        list(engines.peers_of("llama-cpp", pair, {}))
-    checkpoint = dataclasses.replace(pair, target=Checkpoint(tmp_path))
-    with pytest.raises(BadInput, match="GGUF"):
-        list(engines.peers_of("llama-cpp", checkpoint, {}))
-    gguf.touch()
-    ways = list(engines.peers_of("llama-cpp", pair, {}))
+    begun = []
+
+    @contextlib.contextmanager
+    def started(*options, program):
+        begun.append((program, options))
+        yield SimpleNamespace(url="http://llama")
+
+    client = partial(httpx.Client, transport=httpx.MockTransport(llama_server))
+    monkeypatch.setattr(llama_peer, "started", started)
+    monkeypatch.setattr(llama_peer.httpx, "Client", client)
+    models = {"target": tmp_path / "target.xml", "draft": tmp_path / "draft.xml"}
+    pair = dataclasses.replace(tiny_llama_pair, **models, stop_ids=frozenset({9}))
+    monkeypatch.setenv("LLAMA_SERVER", __file__)
+    for target in (pair.target, Checkpoint(tmp_path)):
+        with pytest.raises(BadInput, match="GGUF"):
+            list(peers_of("llama-cpp", dataclasses.replace(pair, target=target), {}))
+    (tmp_path / SOURCE).touch()
+    ways = list(peers_of("llama-cpp", pair, {}))
     names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
     assert [way.title for way in ways] == [f"llama-cpp/{name}" for name in names]
-    ids = sum(pair.template.render("Hello", pair.tokenizer))
-    [(tokens, seconds)] = ways[-1].answers([("Hello",)], Settings(max_new_tokens=9))
-    assert tokens == (ids, 8, min(pair.stop_ids)) and seconds == 0.5
-    [(tokens, _)] = ways[-1].answers([("Hello",)], Settings(max_new_tokens=1))
-    assert tokens == (ids,)
-    length = len(pair.template.render("Hello", pair.tokenizer)) + 1
-    assert ways[-1].margins(("Hello",), (5,), (1, 2)) == (length - 0.5,) * 2
-    assert ways[-1].margins(("Hello",), (5,), (1, 3)) is None  # it does not tell the logit of 3
-    for way in ways:
-        way.close()
+    prompt = pair.template.render("Hello", pair.tokenizer)
+    last = ways[-1]
+    assert last.answers([("Hello",)], Settings(max_new_tokens=9)) == [((sum(prompt), 8, 9), 0.5)]
+    assert last.answers([("Hello",)], Settings(max_new_tokens=1)) == [((sum(prompt),), 0.5)]
+    [(program, options)] = begun
+    assert program == __file__ and options[-3:] == ("draft-simple", "-md", str(tmp_path / SOURCE))
+    assert last.margins(("Hello",), (5,), (1, 2)) == (len(prompt) + 0.5,) * 2
+    assert last.margins(("Hello",), (5,), (1, 3)) is None  # it does not tell the logit of 3
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))
     with pytest.raises(MissingPackage, match="LLAMA_SERVER"):
-        list(engines.peers_of("llama-cpp", pair, {}))
+        list(peers_of("llama-cpp", pair, {}))
 
 
 def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(genai_peer, "available_bytes", lambda: 10)
-    first, *others = engines.peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
+    first, *others = peers_of("openvino-genai", tiny_llama_pair, {"A": "b"})
     lengths = {(way.method, way.length) for way in others}
     assert lengths >= {("prompt-lookup", 3), ("prompt-lookup/default", 5), ("speculative", 2)}
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
@@ -241,11 +225,11 @@ def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install -e \.\[peers\]"):
-        list(engines.peers_of("openvino-genai", tiny_llama_pair, {}))
+        list(peers_of("openvino-genai", tiny_llama_pair, {}))
 
 
 def test_openvino_genai_answers_on_the_same_ir(tiny_llama_pair):
-    ways = engines.peers_of("openvino-genai", tiny_llama_pair, {})
+    ways = peers_of("openvino-genai", tiny_llama_pair, {})
     lookup = next(way for way in ways if way.length)
     [(tokens, seconds)] = lookup.answers([("Name three colours.",)], Settings(max_new_tokens=8))
     lookup.close()
@@ -409,3 +393,63 @@ def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios(
     [first, _] = charts.wall_clock([row | {"max_new_tokens": 40} for row in report.lengths]).data
     assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in first.y)
     assert page(report).count('class="plotly-graph-div"') == 4
+
+
+# The command
+
+
+@pytest.fixture
+def no_models(monkeypatch):
+    """bench and audit load a toy session, whatever their options name."""
+    with ToySession(context_limit=400) as session:
+        for module in (audit_command, bench_command):
+            monkeypatch.setattr(module, "load_pair", lambda choice: session.loaded)
+        opened = contextlib.nullcontext(session)
+        monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
+        yield
+
+
+def test_bench_measures_every_length_and_writes_a_page_beside_its_json(
+    no_models, capsys, tmp_path, monkeypatch
+):
+    html = tmp_path / "b.html"
+    monkeypatch.setattr(decision, "TURNS", 1)
+    options = ["--limit", "1", "--max-new-tokens", "3,6", "--html", str(html), "--json", "-"]
+    assert cli.main(["bench", *options]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert [row["tokens"] for row in report["rows"]] == [3, 6]
+    assert [row["max_new_tokens"] for row in report["lengths"]] == [3, 6]
+    assert report["decision"]["sentence"] in err and "specdemo run INSTRUCTION" in err
+    assert "Answer lengths" in err and "speculative tokens per s" in err
+    assert html.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(no_models, capsys, tmp_path):
+    (tmp_path / "long.jsonl").write_text(line(instruction="x" * 5000))
+    assert cli.main(["bench", "--prompts", str(tmp_path / "long.jsonl")]) == 1
+    out, err = capsys.readouterr()
+    assert "shorten it" in out and "None of the prompts could be run" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
+        (["bench", "--peers", "vllm"], "--peers"),
+        (["bench", "--max-new-tokens", "40,0"], "--max-new-tokens is '0'; it must be"),
+        (["bench", "--html", "/no/such/folder/b.html"], "--html"),
+        (["audit", "--top-k", "50"], "--top-k is 50"),
+        (["audit", "--peers", "vllm"], "--peers"),
+        (["audit", "--resume"], "--resume needs --json"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
+    capsys, monkeypatch, tmp_path, options, says
+):
+    monkeypatch.chdir(tmp_path)
+    for module in (audit_command, bench_command):
+        monkeypatch.setattr(module, "load_pair", lambda choice: pytest.fail("loaded a model"))
+    assert cli.main(options) == 2
+    out, err = capsys.readouterr()
+    assert says in err and out == "" and err.count("\n") == 1
