@@ -17,8 +17,7 @@ from helpers import served
 
 from specdemo import cli
 from specdemo.audit import chi_square, properties, server_engine
-from specdemo.audit.audit_page import page
-from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit
+from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit, page
 from specdemo.audit.engines import AuditedEngine, NotOffered, Peer, imported
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
@@ -323,6 +322,7 @@ def fake_peer(loaded, method: str, tokens=(1, 2, 3), failing=()) -> Peer:
         variant="kind",
         properties={"A": "b"},
         load=load,
+        logits=lambda *_: np.full(9, np.nan),
         length=5,
         offers=frozenset({"batch"}),
     )

@@ -102,20 +102,10 @@ def test_every_dolly_smollm2_and_qwen3_pair_is_rehearsed_with_the_sizes_of_the_r
 
 def test_an_eagle_head_is_rehearsed_with_the_embedding_of_its_target(tmp_path):
     """Its rows read the target's states, so it can be timed only beside one."""
-    sizes = {
-        "hidden": 64,
-        "layers": 1,
-        "attention_heads": 4,
-        "vocabulary": 500,
-        "inner": 128,
-        "kv_heads": 2,
-    }
-    target, head = (
-        Shape(**sizes, width=16),
-        EagleShape(**sizes, width=16, embedding=False, tokens=np.arange(100)),
-    )
-    for name, shape in (("target", target), ("head", head)):
-        write_made_up(shape, 8, tmp_path / name)
+    sizes = 64, 1, 4, 500, 128, 2, 16
+    head = EagleShape(*sizes, embedding=False, tokens=np.arange(100))
+    write_made_up(Shape(*sizes), 8, tmp_path / "target")
+    write_made_up(head, 8, tmp_path / "head")
     figures = rehearse("head", tmp_path / "head", head, tmp_path / "target")
     assert len(figures.step_seconds) == 2 and figures.prefill_seconds > 0
     assert figures.weights_bytes == pytest.approx(head.bytes(8), rel=0.1)

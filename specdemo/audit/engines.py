@@ -155,8 +155,8 @@ class Peer(PairEngine):
     variant: str
     properties: dict[str, str]
     load: _lru_cache_wrapper[Generate]
-    offers: frozenset[str] = frozenset()
-    logits: Logits | None = None
+    offers: frozenset[str]
+    logits: Logits
     length: int | None = None
     baseline: Peer | None = None
 
@@ -197,8 +197,6 @@ class Peer(PairEngine):
     def margins(
         self, conversation: Conversation, tokens: Tokens, pair: Tokens
     ) -> tuple[float, float] | None:
-        if self.logits is None:
-            return None
         prompt, ids = self.prompt(conversation), list(map(int, tokens))
         first, second = map(int, pair)
         try:
@@ -226,8 +224,8 @@ def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
     the same properties: those of our target, or the engine's own."""
     ways = {peer.method: peer for peer in reversed(peers)}
     for method, way in reversed(ways.items()):
-        own = OWN_PROPERTIES if method.endswith(OWN_PROPERTIES) else ""
-        baseline = ways[AUTOREGRESSIVE + own]
+        suffix = OWN_PROPERTIES if method.endswith(OWN_PROPERTIES) else ""
+        baseline = ways[AUTOREGRESSIVE + suffix]
         if way is not baseline:
             yield replace(way, baseline=baseline, length=way.length and length)
 

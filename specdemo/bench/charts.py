@@ -104,8 +104,8 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
 
 
 def by_prompt(rows: Sequence[Row]) -> Figure:
-    """The speed-up of each prompt of a report: a dot a race, a line from the least to the largest,
-    and for the lengths of the paper its ratio."""
+    """The speed-up of each prompt of a report: a dot a race, a line over their range, and for the
+    lengths of the paper its ratio."""
     import plotly.express as px
 
     dots, lines = [], []

@@ -33,9 +33,9 @@ from specdemo.runs.trace import (
 )
 
 ATTEMPTS = 3  # at a race that other programs starve
-PROMPTS_SHARE, MOST_SHARE = 0.5, 0.7
-"""Of the seconds of a quick benchmark, after which no further prompt is run: if as many as decide
-were, and if not."""
+PROMPTS_SHARE, FEW_PROMPTS_SHARE = 0.5, 0.7
+"""Shares of the seconds of a quick benchmark after which no further prompt is run: with enough
+prompts for a verdict, and with fewer."""
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
@@ -131,7 +131,7 @@ class RacedPrompt:
         return PairedRuns(self.figures.speedup or 1.0, why)
 
     def race(self, session: Session, attempts: int) -> None:
-        """Add a race, the last one of so many that do not count. Raises BadInput."""
+        """Add a race, the first of `attempts` that counts, else the last. Raises BadInput."""
         question = Question(self.prompt.instruction, self.settings, baseline=True)
         for _ in range(attempts):
             trace = trace_of(session.ask(question))
@@ -175,7 +175,8 @@ def bench(
     """Run `prompts`, `repeats` times each. Reports each step, counted in prompts. With several
     `lengths` (in place of the settings' longest answer, tokens) a prompt has a row for each. The
     decision names the models as `choice` does, and with `users` has the curve of several users at
-    once. As many prompts are run as `seconds` allow, or half of them after the warm-up."""
+    once. `seconds` limit the whole run, but at least half of them are for what follows the warm-up.
+    """
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [
@@ -253,7 +254,7 @@ def _race(
     ready, total = perf_counter(), 1 + len(work)
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
-        share = PROMPTS_SHARE if len(raced) >= MIN_RACES else MOST_SHARE
+        share = PROMPTS_SHARE if len(raced) >= MIN_RACES else FEW_PROMPTS_SHARE
         if raced and seconds and perf_counter() - ready > share * seconds:
             break
         report(Progress(f"{item.prompt.task}: {name}", done, total))

@@ -113,8 +113,8 @@ def audit(
             session = stack.enter_context(Session(loaded, threads=options.threads))
             loaded.check.require()
             report.pair = info = session.info
-            own = " with ".join(filter(None, (info.target, info.draft)))
-            pair = own if info.name == OWN else info.name
+            models = " with ".join(filter(None, (info.target, info.draft)))
+            pair = models if info.name == OWN else info.name
             pair += f", {options.threads} threads" if options.threads else ""
             engines = _engines(session, options, settings, report.left_out)
         for progress in auditor.audit(engines, plan, report, pair):
@@ -124,9 +124,7 @@ def audit(
     report.versions = versions()  # with those imported since
     write_report(report, json_file, _tables(report))
     if options.html:
-        from specdemo.audit.audit_page import page
-
-        Path(options.html).write_text(page(report), encoding="utf-8")
+        Path(options.html).write_text(auditor.page(report), encoding="utf-8")
     if any(row.failures for row in report.rows if row.engine in OURS):
         raise RequestFailed("Speculative decoding changes the output.")
 

@@ -22,7 +22,9 @@ from specdemo.pairs.sources import EMBEDDED_DRAFT, EMBEDDED_TARGET, Source
 MB = 1_000_000
 OWN = "own"  # name of a pair that is not in PAIRS
 NO_DRAFT = "none"  # instead of a draft's name: n-gram lookup only
-EMBEDDED_TOKENS = 3.5  # in the time of a GB of weights: 2.9 to 4.1 in docs/results/rehearsals.md
+EMBEDDED_TOKENS = 3.5
+"""Tokens of the embedded target in the time that another model takes for one token and each GB of
+its weights: 2.9 to 4.1 in docs/results/rehearsals.md."""
 
 Name = Annotated[str, Field(max_length=4096)]  # a model may be named by its folder
 WeightFormat = Literal["auto", "int8", "int4", "fp16"]
