@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 from test_engine_paged import CLOSE, CORE
 
 from specdemo.convert.weights import compressed
-from specdemo.engine.backends import kernels, numerics, products
+from specdemo.engine.backends import graph, kernels, numerics
 from specdemo.engine.profile import ModelProfile
 
 pytest.importorskip("llvmlite")
@@ -104,11 +104,11 @@ def test_every_form_of_compressed_weights_gives_the_product_of_their_floats(kind
     tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape(list(stored.shape)))
     raw = stored.astype(np.uint8).reshape(-1)
     raw = (raw[::2] & 15 | raw[1::2] << 4) if "4" in kind else raw
-    products.raw_bytes(tensor)[:] = raw
+    graph.raw_bytes(tensor)[:] = raw
     x = ops.parameter([-1, 1, 128], ov.Type.f32)
     matrix = compressed(tensor, scales, zeros)
     model = ov.Model([ops.result(ops.matmul(x, matrix, False, True))], [x], "product")
-    products.use_kernels(model)
+    kernels.use_kernels(model)
     assert any(node.get_type_name() == "Product" for node in model.get_ops())
     compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))
     given = rng.standard_normal((3, 1, 128), np.float32)
@@ -125,12 +125,12 @@ def test_equal_products_of_one_input_stay_apart():
         stored = rng.integers(0, 15, (16, 64)).astype(np.uint8)
         tensors.append(ov.Tensor(kind, ov.Shape([16, 1, 64])))  # the constants do not keep them
         raw = stored if kind == ov.Type.i8 else stored[:, ::2] | stored[:, 1::2] << 4
-        products.raw_bytes(tensors[-1])[:] = raw.reshape(-1)
+        graph.raw_bytes(tensors[-1])[:] = raw.reshape(-1)
         matrix = compressed(tensors[-1], np.ones((16, 1, 1), np.float16))
         results.append(ops.result(ops.matmul(x, matrix, False, True)))
         expected.append(given[:, 0] @ stored.T)
     model = ov.Model(results, [x], "products")
-    products.use_kernels(model)
+    kernels.use_kernels(model)
     compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))([given])
     for output, exact in zip(compiled.values(), expected, strict=True):
         assert np.abs(output[:, 0] - exact).max() < 0.02 * np.abs(exact).max()

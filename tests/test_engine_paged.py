@@ -17,7 +17,7 @@ from hypothesis.stateful import precondition, rule
 from openvino import opset13 as ops
 
 from specdemo.convert.weights import compressed
-from specdemo.engine.backends import graph, paged, products
+from specdemo.engine.backends import graph, paged
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cache import KVSequence
 from specdemo.engine.faults import CacheFull, ModelError
@@ -209,7 +209,7 @@ def weights(kind: str, columns: int, group: int) -> ov.Output:
     """A matrix of 64 rows."""
     integers = ov.Tensor(getattr(ov.Type, kind), ov.Shape([64, columns // group, group]))
     ALIVE.append(integers)
-    flat = products.raw_bytes(integers)
+    flat = graph.raw_bytes(integers)
     flat[:] = RNG.integers(0, 256, flat.size, np.uint8)
     scales = RNG.random((64, columns // group, 1)).astype(np.float16)
     return compressed(integers, scales)
@@ -226,9 +226,9 @@ def kinds(model: ov.Model) -> list[str]:
 
 def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, monkeypatch):
     layers = json.loads((xml.parent / "config.json").read_text())["num_hidden_layers"]
-    products.fuse_products(decoder := graph.read_decoder(CORE, xml))
+    graph.fuse_products(decoder := graph.read_decoder(CORE, xml))
     assert kinds(decoder).count("VariadicSplit") == 2 * layers  # queries, keys, values; gate and up
-    monkeypatch.setattr(paged, "fuse_products", lambda decoder: None)
+    monkeypatch.setattr(graph, "fuse_products", lambda decoder: None)
     apart = recomputed(PagedModel(xml, CLOSE), list(range(5, 25)))
     assert np.abs(recomputed(model, list(range(5, 25))) - apart).max() < TOLERANCE
 

@@ -16,7 +16,7 @@ import openvino as ov
 from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 
-from specdemo.engine.backends.products import raw_bytes
+from specdemo.engine.backends.graph import raw_bytes
 from specdemo.errors import FetchError
 from specdemo.host.hardware import processors
 from specdemo.host.terminal import Meter, Report

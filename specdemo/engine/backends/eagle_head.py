@@ -17,14 +17,15 @@ from ..messages import ModelSettings, Run
 from .graph import (
     add_states,
     embedding_of,
+    fuse_products,
     last_line,
     limit_logits,
     page_attention,
     read_decoder,
     residual_stream,
 )
+from .kernels import use_kernels
 from .paged import PagedModel
-from .products import fuse_products, use_kernels
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
 JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]

@@ -1,6 +1,8 @@
-"""Changes a decoder's graph before it is compiled: adds paged attention and further outputs, and
-limits the output projection to the rows asked for."""
+"""Changes a decoder's graph before it is compiled: adds paged attention and further outputs, limits
+the output projection to the rows asked for, and joins small products that share their input."""
 
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,11 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from ..faults import ModelError
 from ..messages import Taps
-from .products import raw_bytes, rebuilt
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
 HIDDEN = "hidden"  # name of the added output of hidden states
+CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
+FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 
 
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
@@ -73,7 +76,7 @@ def limit_logits(model: ov.Model, vocabulary: int | None) -> None:
             return ops.constant(cut)
 
         weights, transposed = output.input_value(1), output.get_attributes()["transpose_b"]
-        cut = rebuilt([weights.get_node()], first) if transposed else None
+        cut = _rebuilt([weights.get_node()], first) if transposed else None
         if cut is None:
             cut = ops.slice(weights, [0], [vocabulary], [1], [0 if transposed else 1])
         output.input(1).replace_source_output(cut.output(0))
@@ -138,7 +141,7 @@ def residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
         shape = node.get_output_partial_shape(0) if node.get_type_name() == "Add" else []
         if len(shape) != 3 or shape[-1] != width:
             continue
-        sources = [_through_casts(value) for value in node.input_values()]
+        sources = [source_of(value.get_node(), *CASTS) for value in node.input_values()]
         if all(source.get_type_name() != "Constant" for source in sources):
             before = [chains.get(source.get_name(), []) for source in sources]
             chains[node.get_name()] = [*max(before, key=len), node]
@@ -157,19 +160,95 @@ def embedding_of(model: ov.Model) -> ov.Node:
     raise ModelError("The IR has no embedding of tokens; export the model again.")
 
 
-def _through_casts(value: ov.Output) -> ov.Node:
-    node = value.get_node()
-    while node.get_type_name() in ("Reshape", "Convert", "Squeeze", "Unsqueeze"):
-        node = node.input_value(0).get_node()
-    return node
-
-
 def output_projection(model: ov.Model) -> ov.Node:
     """The last MatMul before the logits."""
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() != "MatMul":
         node = node.input_value(0).get_node()
     return node
+
+
+def fuse_products(model: ov.Model) -> None:
+    """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
+    into one, in place. Sums and their order stay the same, so the bits do too. In a small model the
+    start of a product takes as long as the product."""
+    for products in products_by_input(model):
+        weights = [product.input_value(1).get_node() for product in products]
+        stacked = _rebuilt(weights, _stacked) if len(weights) > 1 else None
+        if stacked is None:
+            continue
+        joined = ops.matmul(products[0].input_value(0), stacked, False, True)
+        rows = np.array([weight.get_output_shape(0)[0] for weight in weights])
+        parts = ops.variadic_split(joined, ops.constant(np.int64(-1)), ops.constant(rows))
+        for part, product in zip(parts.outputs(), products, strict=True):
+            product.output(0).replace(part)
+    model.validate_nodes_and_infer_types()
+
+
+def products_by_input(model: ov.Model) -> list[list[ov.Node]]:
+    """The products of activations and weights [rows, columns], in order, by their activations."""
+    sharing = defaultdict(list)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "MatMul":
+            transposed, weights = node.get_attributes(), node.get_input_partial_shape(1)
+            right = transposed["transpose_b"] and not transposed["transpose_a"]
+            if right and weights.is_static and len(weights) == 2:
+                source = node.input_value(0)
+                sharing[source.get_node().get_name(), source.get_index()].append(node)
+    return list(sharing.values())
+
+
+def _rebuilt(
+    nodes: list[ov.Node], constant: Callable[[list[ov.Tensor]], ov.Node | None]
+) -> ov.Node | None:
+    """One expression of weights in place of `nodes` of the same form: `constant` makes a constant
+    of theirs. So the plugin still sees compressed weights. None for other expressions, and if
+    `constant` gives None."""
+    kind, *others = {node.get_type_name() for node in nodes}
+    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract", "Reshape"):
+        return None
+    if kind == "Constant":
+        return constant([node.get_tensor_view() for node in nodes])
+    count = 1 if kind == "Reshape" else None
+    inputs = []
+    for values in zip(*(node.input_values()[:count] for node in nodes), strict=True):
+        made = _rebuilt([value.get_node() for value in values], constant)
+        if made is None:
+            return None
+        inputs.append(made)
+    if kind == "Convert":
+        return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
+    if kind == "Reshape":  # groups of weights that share a scale become rows
+        return ops.reshape(inputs[0], [inputs[0].get_output_shape(0)[0], -1], False)
+    return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
+
+
+def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
+    """Stack tensors [rows, width] along the rows; None if they do not match or are too large."""
+    forms = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
+    if len(forms) > 1 or len(tensors[0].shape) != 2:
+        return None
+    # A row of 4-bit elements can end inside a byte.
+    split = any(tensor.byte_size % tensor.shape[0] for tensor in tensors)
+    if split or sum(tensor.byte_size for tensor in tensors) > FUSED_BYTES:
+        return None
+    shape = [sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]]
+    stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
+    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(tensor) for tensor in tensors])
+    return ops.constant(stacked)
+
+
+def source_of(node: ov.Node, *kinds: str) -> ov.Node:
+    """The node whose output reaches `node` through nodes of these `kinds`."""
+    while node.get_type_name() in kinds:
+        node = node.input_value(0).get_node()
+    return node
+
+
+def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
+    """A tensor's memory as bytes, uint8 [bytes], whatever its element type."""
+    values: np.ndarray = tensor.data
+    return values.reshape(-1).view(np.uint8)
 
 
 def last_line(error: BaseException) -> str:

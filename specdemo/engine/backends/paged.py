@@ -20,7 +20,6 @@ from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
 from . import graph, kernels
-from .products import fuse_products, raw_bytes, use_kernels
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
@@ -160,8 +159,8 @@ class PagedModel:
         if self.settings.hidden is not None:
             graph.add_hidden(model, self.settings.hidden)
         if self.kernels:
-            use_kernels(model)
-        fuse_products(model)
+            kernels.use_kernels(model)
+        graph.fuse_products(model)
         return model
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
@@ -247,7 +246,7 @@ class PagedModel:
                 [copy] = self.pool.take()
                 if index == first and filled:
                     for cache in self._caches:
-                        view = raw_bytes(cache).reshape(cache.shape[0], -1)
+                        view = graph.raw_bytes(cache).reshape(cache.shape[0], -1)
                         view[copy] = view[shared]
                 self.pool.give_back(shared)
                 sequence.blocks[index] = copy
