@@ -6,42 +6,19 @@ are summed as integers, and groups are added in their order. So an output has th
 the number of rows, threads and requests is.
 """
 
-import atexit
 import importlib.util
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from threading import Event, Lock, Thread
 from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from .graph import products_by_input, raw_bytes, source_of
-
-TILE = 16
-"""Outputs of a tile, which has the weights of as many rows. Its word s * TILE + o, of 32 bits, has
-those of row o at step s: 4 columns of 8 bits or 8 columns of 4 bits."""
-
-BITS = (4, 8)
-ROWS = 4  # rows that one pass over a tile computes: their sums fill the processor's registers
-PARTS = 16  # of a product: a thread that other work delays takes fewer
-
-SPINS, YIELDS = 200, 1000
-"""A helping thread looks for work so often before it lets others run, and lets others run so often
-before it sleeps: some milliseconds, more than the plugin needs between two products."""
-
-DONE, JOB = 8, 16
-"""Indices of the board, int64 [64]: at first the next part of the job; at DONE, in another line of
-the cache, the number of parts that are done; from JOB on the arguments of `multiply`."""
-
-SWITCH_SECONDS = 1e-4
-"""After which Python takes the interpreter from a busy thread; every product needs it. Beside one a
-1.5 B model gave 0.7 tokens/s with Python's own 5 ms, 7.6 with these (alone 14.7)."""
+from .tiles import Matrix, pack
 
 PROPERTY = ("PRODUCTS", "kernels")
 """Stands among the plugin's properties of a model whose products are computed here."""
@@ -77,114 +54,11 @@ def available() -> bool:
     return not vnni and all(features.get(name) for name in ("avx2", "fma", "f16c"))
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Compressed weights in tiles. `columns` are rounded in groups of `group`. The code reads the
-    description at `address`; `content` holds its memory."""
-
-    outputs: int
-    columns: int
-    bits: int
-    group: int
-    address: int
-    content: tuple[np.ndarray, ...]
-
-
-def pack(
-    weights: np.ndarray, bits: int, scales: np.ndarray, zeros: np.ndarray, flipped: int = 0
-) -> Matrix | None:
-    """Arrange `weights`, bytes [outputs, columns * bits / 8]: int8, or two of 0 to 15 a byte, the
-    first in the low half, once the bits `flipped` are turned. Each stands for (stored - zero) *
-    scale; `scales` (float16) and `zeros` (int8) are [outputs, groups]. None for shapes that the
-    code does not compute."""
-    outputs, columns, groups = len(weights), weights.shape[1] * 8 // bits, scales.shape[1]
-    group = next((size for size in (128, 64, 32) if columns // groups % size == 0), 0)
-    if outputs % TILE or not group or (groups > 1 and columns // groups != group):
-        return None
-    steps = columns * bits // 32
-    words = np.full((outputs // TILE, steps, TILE), flipped * 0x01010101, np.uint32)
-    words ^= weights.view(np.uint32).reshape(-1, TILE, steps).transpose(0, 2, 1)
-    # Copies: the memory of a graph's constants does not stay.
-    scales, zeros = (
-        np.array(values.reshape(-1, TILE, groups).transpose(0, 2, 1), order="C")
-        for values in (scales, zeros)
-    )
-    pointers = [array.ctypes.data for array in (words, scales, zeros)]
-    sizes = columns, columns // group, group * bits // 32
-    between_groups = TILE if groups > 1 else 0  # from the scales of one to those of the next
-    code = BITS.index(bits) * ROWS
-    numbers = *sizes, between_groups, groups * TILE, outputs, code
-    description = np.array([*pointers, *numbers], np.int64)
-    content = words, scales, zeros, description
-    return Matrix(outputs, columns, bits, group, description.ctypes.data, content)
-
-
-class Kernels:
-    """The compiled code, and threads that help with every product."""
-
-    def __init__(self) -> None:
-        from . import kernel_code
-
-        self._code = kernel_code.functions()
-        self._board = np.zeros(64, np.int64)
-        self._board[0] = PARTS  # no part is left
-        self._lock = Lock()
-        self._room: list[np.ndarray] = []
-        self._wakes: list[Event] = []
-        self._helpers: list[Thread] = []
-        self._ended = False
-        atexit.register(self.close)  # the code is unmapped when the interpreter ends
-
-    def start(self, threads: int) -> None:
-        """Let so many threads compute every product: the calling one, and helpers."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-        with self._lock:
-            while len(self._helpers) < threads - 1:
-                self._wakes.append(Event())
-                arguments = [self._wakes[-1]]
-                helper = Thread(target=self._help, args=arguments, name="kernels", daemon=True)
-                self._helpers.append(helper)
-                helper.start()
-
-    def multiply(self, matrices: list[Matrix], x: int, outputs: list[int], rows: int) -> None:
-        """Multiply `rows` rows of float32 at the address `x` with each of `matrices`, which have
-        the same columns, bits and groups, to float32 at the addresses `outputs`."""
-        first = matrices[0]
-        board, groups = self._board.ctypes.data, rows * first.columns // first.group
-        for wake in self._wakes:
-            if not wake.is_set():
-                wake.set()
-        with self._lock:
-            rounded = self._rounded(rows * first.columns, groups)
-            self._code[f"round_{first.bits}"](x, *rounded, groups, first.group)
-            for matrix, y in zip(matrices, outputs, strict=True):
-                self._code["multiply"](board, matrix.address, *rounded, y, rows)
-
-    def close(self) -> None:
-        """Stop the helping threads."""
-        self._ended = True
-        for wake, helper in zip(self._wakes, self._helpers, strict=True):
-            wake.set()
-            helper.join()
-
-    def _help(self, wake: Event) -> None:
-        while not self._ended:
-            wake.wait()
-            self._code["help"](self._board.ctypes.data)
-            wake.clear()
-
-    def _rounded(self, values: int, groups: int) -> list[int]:
-        """Addresses with room for rounded activations: values, the scale and the sum of a group."""
-        if not self._room or len(self._room[0]) < values or len(self._room[1]) < groups:
-            kinds = (values, np.int8), (groups, np.float32), (groups, np.float32)
-            self._room = [np.empty(size, kind) for size, kind in kinds]
-            self._addresses = [array.ctypes.data for array in self._room]
-        return self._addresses
-
-
 @cache
-def shared() -> Kernels:
-    """The kernels of this process."""
+def shared() -> Any:
+    """The `kernel_code.Kernels` of this process."""
+    from .kernel_code import Kernels
+
     return Kernels()
 
 
