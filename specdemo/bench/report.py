@@ -17,7 +17,7 @@ from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress, Report, Table, silent
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge
+from specdemo.runs.judge import MIN_RACES, PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -205,13 +205,16 @@ def bench(
     traces = [(item, trace) for item in raced for trace in item.traces]
     pair = traces[-1][1].pair if traces else session.info
     summary = summary_of(raced)
-    made = BenchReport(
+    verdict = judge((item.pair for item in raced), "prompt")
+    if len(raced) == 1:
+        verdict = judge(raced[0].pairs)
+    result = BenchReport(
         pair=pair,
         settings=settings,
         rows=[item.row for item in raced],
         summary=summary,
         decision=decide(
-            verdict_of(raced),
+            verdict,
             [trace for _, trace in traces],
             summary.speedup_by_task,
             summary.worst_prompt_speedup,
@@ -235,10 +238,10 @@ def bench(
         ),
     )
     if len(limits) == 1:
-        return made
-    for row, item in zip(made.rows, raced, strict=True):
+        return result
+    for row, item in zip(result.rows, raced, strict=True):
         row["max_new_tokens"] = item.settings.max_new_tokens
-    return LengthsReport(**vars(made), lengths=by_length(raced))
+    return LengthsReport(**vars(result), lengths=by_length(raced))
 
 
 def _race(
@@ -270,13 +273,6 @@ def _race(
         if len(raced) == PILOT_PROMPTS:
             answers.keep_fastest()
     return raced
-
-
-def verdict_of(raced: Sequence[RacedPrompt]) -> Verdict:
-    """The verdict on the prompts, with a pair of runs each; on one prompt that of its races."""
-    if len(raced) == 1:
-        return judge(raced[0].pairs)
-    return judge((item.pair for item in raced), "prompt")
 
 
 class PeerAnswers:
