@@ -1,144 +1,128 @@
-"""How many tokens are drafted, on simulated models with made-up costs: it must pay where it can
-and never lose."""
+"""How many tokens are drafted: it must pay where it can, and never lose. Whole answers are made-up
+recordings, which `tools.replay` decodes again over tables of costs."""
 
 from __future__ import annotations
 
+import json
 import math
-from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-import toy
 
-from specdemo.engine import decode
-from specdemo.engine.messages import Logits, Prompt, Reply, Round
+from specdemo import cli
 from specdemo.engine.policy import Acceptance, CostModel, Policy
+from tools import replay as tool
+from tools.replay import (
+    CostTable,
+    Record,
+    Replayed,
+    cost_tables,
+    read_records,
+    replay,
+    write_records,
+)
 
-VOCABULARY = 64
-# Flat to four tokens, then a jump.
+# Milliseconds. Flat to four tokens, then a jump.
 STEPPED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.5, 8: 1.8, 16: 2.4}
-LINEAR = {1: 1.0, 16: 5.0}
+LINEAR = {size: 1 + 4 * (size - 1) / 15 for size in range(1, 17)}
+LOOP = [5, 6, 7, 8] * 12
 
 
-def rows_of(tokens: np.ndarray, chances) -> np.ndarray:
-    """Logits that give each of the tokens its chance, float32 [tokens, VOCABULARY]."""
-    chances = np.broadcast_to(chances, len(tokens))
-    rows = np.repeat(np.log((1 - chances[:, None]) / (VOCABULARY - 1)), VOCABULARY, axis=1)
-    rows[np.arange(len(tokens)), tokens] = np.log(chances)
-    return rows.astype(np.float32)
+def table(ms=STEPPED, step=0.2, **changes) -> CostTable:
+    return CostTable("a processor", 2, "a model", dict(ms), step, **changes)
 
 
-class Simulation:
-    """A target whose text looks random, a draft that is right with a given chance, and a clock
-    that only they move."""
+def recorded(answer, draft=(), **fields) -> Record:
+    fields = {"id": "1", "task": "a", "temperature": 0.0, "seed": 0, "prompt": [1, 2], **fields}
+    return Record(**fields, answer=list(answer), draft=list(draft))
 
-    def __init__(self, *, acceptance, verify, draft_step, informative=True):
-        rng = np.random.default_rng(0)
-        self.text = rng.integers(1, VOCABULARY, 3000).tolist()
-        self.right = rng.random(3000) < acceptance
-        # What the draft believes: more when it is right, if its confidence means anything.
-        self.belief = np.where(
-            self.right & informative, rng.uniform(0.5, 1, 3000), rng.uniform(0.2, 0.9, 3000)
-        )
-        self.verify = verify
-        self.draft = {n: draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)}
 
-    def reply(self, request) -> Reply:
-        run, costs = request.run, self.costs[request.model]
-        start, count = run.sequence.length, len(run.tokens)
-        run.sequence.tokens.extend(run.tokens)
-        rows = self.rows[request.model][start + count - run.rows + 1 : start + count + 1]
-        if request.model == "target":
-            count = costs.choose(count)
-        seconds = float(self.seconds[request.model][count])
-        self.clock += seconds
-        costs.record(count, seconds)
-        return Reply(Logits(rows.copy(), np.zeros(len(rows))) if run.rows else None, seconds, count)
+def guesses(acceptance: float, *, informative=False, tokens=600, seed=0) -> Record:
+    """An answer without repetitions, and a draft that is right with this chance. Its confidence is
+    higher where it is right, or means nothing."""
+    rng = np.random.default_rng(seed)
+    right = rng.random(tokens) < acceptance
+    sure, unsure = rng.uniform(0.5, 1, tokens), rng.uniform(0.2, 0.9, tokens)
+    beliefs = np.where(right & informative, sure, unsure)
+    answer = range(100, 100 + tokens)
+    choices = zip(answer, right, beliefs.tolist(), strict=True)
+    return recorded(answer, [(token if good else -2, chance) for token, good, chance in choices])
 
-    def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
-        """Seconds relative to autoregressive decoding, and the rounds."""
-        model = toy.ToyModel()
-        model.costs = known_costs(self.draft)
-        self.costs = {"target": known_costs(self.verify), "draft": model.costs}
-        text = np.array(self.text)
-        drafted = (text + 1 - self.right) % VOCABULARY
-        self.rows = {"target": rows_of(text, 0.99), "draft": rows_of(drafted, self.belief)}
-        tables = {"target": self.verify, "draft": self.draft}
-        self.seconds = {
-            name: np.interp(range(len(text)), list(table), list(table.values()))
-            for name, table in tables.items()
-        }
-        policy = Policy(fixed=fixed, costs=self.costs["target"])
-        prompt, name = tuple(self.text[:8]), "auto" if lookup else "model"
-        decoding = decode.decode(
-            Prompt(prompt, toy.logits_of(self.rows["target"][8:9])),
-            target=toy.sequence(prompt),
-            drafter=toy.drafter(name, policy, model=model),
-            policy=policy,
-            sampling=toy.GREEDY,
-            limits=decode.Limits(tokens, 3000),
-        )
-        self.clock, rounds, reply = 0.0, [], None
-        with suppress(StopIteration):
-            while True:
-                event = decoding.send(reply)
-                is_round = isinstance(event, Round)
-                rounds += [event] if is_round else []
-                reply = None if is_round else self.reply(event)
-        assert toy.answer_ids(rounds) == tuple(self.text[8 : 8 + tokens])
-        return self.clock / (self.verify[1] * (tokens - 1)), rounds
+
+def replayed(records: Record | list[Record], costs: CostTable, **options) -> Replayed:
+    return replay(records if isinstance(records, list) else [records], costs, **options)["a"]
+
+
+def relative_time(record: Record, costs: CostTable, length: int | None = None) -> float:
+    """Seconds relative to autoregressive decoding."""
+    return 1 / replayed(record, costs, draft_tokens=length).speedup
+
+
+each_verify = pytest.mark.parametrize("ms", [STEPPED, LINEAR], ids=["stepped", "linear"])
+
+
+@each_verify
+@pytest.mark.parametrize("informative", [True, False])
+@pytest.mark.parametrize("step", [0.05, 0.3, 1.0])
+def test_a_useless_draft_costs_at_most_three_percent(ms, informative, step):
+    assert relative_time(guesses(0.0, informative=informative), table(ms, step)) < 1.03
+
+
+@each_verify
+@pytest.mark.parametrize("step", [0.05, 0.4])
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
+def test_adapting_is_about_as_good_as_the_best_fixed_length(ms, step, acceptance):
+    record, costs = guesses(acceptance), table(ms, step)
+    best = min(1.0, *(relative_time(record, costs, length) for length in (1, 2, 3, 5, 8, 12)))
+    assert relative_time(record, costs) < best * 1.05 + 0.01
+
+
+def test_a_draft_that_knows_when_it_is_right_beats_every_fixed_length():
+    record, costs = guesses(0.6, informative=True), table(LINEAR, 0.1)
+    best = min(relative_time(record, costs, length) for length in range(1, 9))
+    assert relative_time(record, costs) < best * 1.01
+
+
+def test_a_draft_model_that_turns_good_is_noticed():
+    record = guesses(0.9, tokens=2900)
+    bad = [(-2, chance) for _, chance in record.draft[:300]]
+    found = replayed(replace(record, draft=[*bad, *record.draft[300:]]), table(step=0.02))
+    assert found.tokens > 2.5 * found.rounds
+
+
+def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
+    steady, changing = (replayed(recorded(LOOP), table(change_ms=ms)) for ms in (0.0, 3.0))
+    assert steady.tokens == len(LOOP) - 1 > 3 * steady.rounds
+    assert steady.autoregressive_s == pytest.approx(steady.tokens * 0.001)
+    assert 2 < steady.speedup < 8
+    assert changing.autoregressive_s == steady.autoregressive_s
+    assert changing.speculative_s > steady.speculative_s
+
+
+def test_without_a_source_every_token_takes_a_step():
+    alone = replayed(recorded(LOOP), table(), without=("lookup",))
+    assert alone.rounds == alone.tokens and alone.speedup == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_recorded_draft_is_asked_where_it_pays(kind):
+    answer = list(range(100, 160))  # nothing repeats
+    chosen = [(token, 0.9) for token in answer]
+    draft = {"draft": chosen}
+    if kind == "head":
+        draft = {"head": [chosen[begin : begin + 5] for begin in range(len(answer))]}
+    records = [recorded(answer, **draft)] * 3
+    cheap, dear = (replayed(records, table(step=ms, head_step_ms=ms)) for ms in (0.02, 4.0))
+    assert cheap.speedup > 2 and 0.8 < dear.speedup <= 1
+    assert replayed(records, table(), without=(kind,)).speedup == pytest.approx(1)
 
 
 def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> CostModel:
     costs = CostModel()
     costs.learn(figures, change, attention)
     return costs
-
-
-each_verify = pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])
-
-
-@each_verify
-@pytest.mark.parametrize("informative", [True, False])
-@pytest.mark.parametrize("draft_step", [0.05, 0.3, 1.0])
-def test_a_useless_draft_costs_at_most_three_percent(verify, informative, draft_step):
-    options = {"verify": verify, "draft_step": draft_step, "informative": informative}
-    assert Simulation(acceptance=0.0, **options).run()[0] < 1.03
-
-
-@each_verify
-@pytest.mark.parametrize("draft_step", [0.05, 0.4])
-@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
-def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, acceptance):
-    simulation = Simulation(
-        acceptance=acceptance, verify=verify, draft_step=draft_step, informative=False
-    )
-    best = min(1.0, *(simulation.run(fixed=length)[0] for length in (1, 2, 3, 5, 8, 12)))
-    adaptive, _ = simulation.run()
-    assert adaptive < best * 1.05 + 0.01
-
-
-def test_a_draft_that_knows_when_it_is_right_beats_every_fixed_length():
-    simulation = Simulation(acceptance=0.6, verify=LINEAR, draft_step=0.1)
-    best = min(simulation.run(fixed=length)[0] for length in range(1, 9))
-    assert simulation.run()[0] < best * 1.01
-
-
-def test_a_draft_model_that_turns_good_is_noticed():
-    simulation = Simulation(acceptance=0.9, verify=STEPPED, draft_step=0.02)
-    simulation.right[:300] = False
-    _, rounds = simulation.run(tokens=2900)
-    late = [len(round_.drafted) for round_ in rounds[-60:]]
-    assert np.mean(late) > 2
-
-
-def test_a_repeating_text_is_looked_up_and_pays():
-    simulation = Simulation(acceptance=0.0, verify=STEPPED, draft_step=0.3)
-    simulation.text = (simulation.text[:40] * 80)[:3000]
-    relative, rounds = simulation.run(lookup=True)
-    assert relative < 0.5
-    drafted = [token for round_ in rounds for token in round_.drafted]
-    assert any(token.source == "lookup" and token.accepted for token in drafted)
 
 
 def test_a_forward_costs_no_more_than_a_larger_one_that_it_could_be_padded_to():
@@ -221,23 +205,25 @@ def test_each_row_costs_more_the_longer_its_context():
         costs.record(4, 3.3, attended=4 * 500)
     assert costs.forwards(context=500)[4] == pytest.approx(3.3)
     assert costs.forwards()[4] == pytest.approx(1.3)
-    policy = Policy(costs=costs)
-    drafts = []
-    for context in (0, 2000):
-        drafts.append(policy.plan(context).best_length([0.6] * 4))
-    assert drafts[0] > drafts[1]
+    plans = [Policy(costs=costs).plan(context) for context in (0, 2000)]
+    short, long = (plan.best_length([0.6] * 4) for plan in plans)
+    assert short > long and plans[1].pace == pytest.approx(1.0 + 2.0)
 
 
-def test_nothing_is_drafted_where_not_even_a_sure_token_would_pay():
-    policy = Policy(costs=known_costs({n: 1.1 * n for n in range(1, 17)}))
-    assert policy.plan().best_length([1.0] * 15) == 0
+SAWTOOTH = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 8: 4.0, 16: 8.0}
 
 
-def test_a_draft_is_as_long_as_maximises_tokens_a_second():
-    policy = Policy(costs=known_costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 8: 4.0, 16: 8.0}))
-    assert policy.plan().best_length([0.9] * 15) == 3
-    assert policy.plan().best_length([0.9, 0.01, 0.9]) == 1
-    assert policy.plan().best_length([0.05]) == 0
+@pytest.mark.parametrize(
+    ("figures", "chances", "length"),
+    [
+        ({n: 1.1 * n for n in range(1, 17)}, [1.0] * 15, 0),  # not even a sure token would pay
+        (SAWTOOTH, [0.9] * 15, 3),
+        (SAWTOOTH, [0.9, 0.01, 0.9], 1),
+        (SAWTOOTH, [0.05], 0),
+    ],
+)
+def test_a_draft_is_as_long_as_maximises_tokens_a_second(figures, chances, length):
+    assert Policy(costs=known_costs(figures)).plan().best_length(chances) == length
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
@@ -267,12 +253,9 @@ def test_acceptance_rates_are_learnt_by_confidence():
         rates.record(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05
-
-
-def test_a_confidence_that_is_no_number_counts_as_none():
-    rates = Acceptance()
-    rates.record(math.nan, False)
-    assert rates(math.nan) == rates(0.0) < 0.1
+    for _ in range(9):
+        rates.record(math.nan, False)
+    assert rates(math.nan) == rates(0.0) < 0.02, "no number counts as no confidence"
 
 
 def test_a_fair_chunk_takes_no_longer_than_one_without_context():
@@ -281,3 +264,56 @@ def test_a_fair_chunk_takes_no_longer_than_one_without_context():
     chunks = {context: costs.fair_chunk(21, context) for context in (0, 250, 750, 10_000)}
     assert chunks == {0: 21, 250: 10, 750: 5, 10_000: 2}
     assert CostModel().fair_chunk(21, 8000) == 21, "attention is not measured yet"
+
+
+# Recordings and cost tables
+
+
+def test_records_are_read_as_they_were_written(tmp_path):
+    records = [recorded(LOOP, [(1, 0.5)] * len(LOOP)), recorded([3], temperature=0.7)]
+    write_records(records, tmp_path / "records.json")
+    assert read_records(tmp_path / "records.json") == records
+
+
+def test_the_projects_cost_tables_are_chosen_by_name_or_file(tmp_path):
+    assert {1, 2, 8} <= cost_tables()["xeon-vnni"].ms.keys()
+    assert list(cost_tables("epyc-avx2")) == ["epyc-avx2"]
+    mine = {"processor": "x", "threads": 4, "model": "y", "ms": {"1": 3}, "draft_step_ms": 1}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"mine": mine}))
+    assert cost_tables(str(path))["mine"].ms == {1: 3.0}
+
+
+def test_answers_are_recorded_and_replayed_without_the_models(
+    capsys, monkeypatch, tmp_path, tiny_llama_pair
+):
+    monkeypatch.setattr(tool, "load_pair", lambda choice: tiny_llama_pair)
+    recording = str(tmp_path / "recording.json")
+    options = ["--limit", "1", "--max-new-tokens", "12", "--record", recording]
+    assert cli.main(options, tool.command) == 0
+    greedy, sampled = read_records(recording)
+    assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
+    for answer in (greedy, sampled):
+        assert len(answer.answer) == len(answer.draft) == 12 and not answer.head
+    capsys.readouterr()
+    options = ["--replay", recording, "--costs", "zen5-vnni", "--json", "-"]
+    assert cli.main(options, tool.command) == 0
+    rows = json.loads(capsys.readouterr().out)["speedups"]
+    assert [row["temperature"] for row in rows] == [0.0, 0.7]
+    assert all(row["costs"] == "zen5-vnni" and row["speedup"] > 0.5 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--replay none.json cannot be read"),
+        (["--costs", "z80"], "z80 is no cost table; choose one of xeon-vnni"),
+        *((["--costs", name], f"--costs {name}") for name in ("list.json", "ms.json", "no.json")),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, options, says):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"list": "[]", "ms": '{"a": {"ms": {}}}', "no": "no"}.items():
+        Path(f"{name}.json").write_text(text)
+    assert cli.main(["--replay", "none.json", *options], tool.command) == 2
+    assert says in capsys.readouterr().err
