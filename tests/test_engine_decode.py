@@ -219,7 +219,7 @@ def test_a_choice_holds_for_all_logits_nearer_than_half_its_margin(
         return acceptance.verify(rows, Draft(), sampling, max_margin=most)
 
     chosen = verified(row)
-    margin = chosen.least_margin
+    margin = chosen.min_margin
     assert margin >= 0
     assert temperature or penalty != 1 or chosen.margin == margin > 0
     against = np.ones(vocabulary)
@@ -236,9 +236,9 @@ def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
     verdict = acceptance.verify(rows_of(rows), toy.drafted(1, 2), toy.GREEDY)
     assert (verdict.accepted, verdict.token) == (2, 0)
-    assert (verdict.margin, verdict.least_margin) == (2, 0.25)
+    assert (verdict.margin, verdict.min_margin) == (2, 0.25)
     rejected = acceptance.verify(rows_of(rows), toy.drafted(0, 2), toy.GREEDY)
-    assert rejected.least_margin == 3, "rows after a rejection decide nothing"
+    assert rejected.min_margin == 3, "rows after a rejection decide nothing"
 
 
 class RoundingModel(toy.ToyModel):

@@ -48,7 +48,7 @@ def scheduler(request):
 
 
 one_at_a_time = pytest.mark.parametrize(
-    "scheduler", [{"most_active": 1, "queued": 2}], indirect=True
+    "scheduler", [{"max_active": 1, "queued": 2}], indirect=True
 )
 
 
@@ -164,7 +164,7 @@ REQUESTS = st.lists(
 def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, seed, limit):
     shared = models(limit, draft_seed=seed)
     cache = PrefixCache(shared["target"])
-    with running(most_active=most) as scheduler:
+    with running(max_active=most) as scheduler:
         handles = []
         for prompt, new, draft, _ in asked:
             blocks = {cache: blocks_for(len(prompt), new, draft)}

@@ -270,7 +270,7 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
 def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
     monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
-    monkeypatch.setattr(cost_measurement, "LEAST_SHARE", 0.0)  # other work does not disturb
+    monkeypatch.setattr(cost_measurement, "MIN_SHARE", 0.0)  # other work does not disturb
     with Session(tiny_llama_pair) as session:
         *_, first = session.ask(Question("hello", settings, baseline=True))
         numerics_found = session.info.numerics_found

@@ -122,7 +122,7 @@ class Verification:
     the target's, of each accepted token and then of the rejected one, if any.
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed. `least_margin` is the least of all choices, in logits of the model; it
+    or the only one allowed. `min_margin` is the least of all choices, in logits of the model; it
     is infinite with the maximal coupling, whose answer depends on the draft anyway."""
 
     accepted: int
@@ -130,7 +130,7 @@ class Verification:
     probabilities: tuple[float, ...]
     token_probability: float
     margin: float | None = None
-    least_margin: float = math.inf
+    min_margin: float = math.inf
 
 
 def verify(
@@ -143,7 +143,7 @@ def verify(
     stretch = 1.0 if rows.adjustment is None else rows.adjustment.stretch
     tokens = draft.tokens
     probabilities = []
-    least_margin = math.inf
+    min_margin = math.inf
     for index, drafted in enumerate((*tokens, None)):
         row = rows.row(tokens[:index])
         if sampling.greedy:
@@ -155,14 +155,14 @@ def verify(
             position = len(rows.context) + index
             limit = max_margin * stretch
             token, margin = choose(values, sampling, position, known, max_margin=limit)
-        least_margin = min(least_margin, margin / stretch)
+        min_margin = min(min_margin, margin / stretch)
         if drafted is not None:
             probabilities.append(row.probability(0, drafted))
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
     chance = row.probability(0, token)
-    return Verification(index, token, tuple(probabilities), chance, shown, least_margin)
+    return Verification(index, token, tuple(probabilities), chance, shown, min_margin)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:

@@ -28,12 +28,12 @@ MIN_ATTEMPTS, MAX_SECONDS = 3, 10.0
 """Attempts of a measurement; it goes on for so many seconds while other work disturbs it. The first
 attempts compile."""
 
-PREEMPTIONS, BUSY_SHARE, LEAST_SHARE = 2, 0.9, 0.5
+PREEMPTIONS, BUSY_SHARE, MIN_SHARE = 2, 0.9, 0.5
 """A forward is disturbed if its threads were preempted oftener than this each, and used less than
 BUSY_SHARE of their time. Two threads: 0 to 3 times and 0.97 to 1.0 on a free machine, 6 to 1,400
 times and 0.2 to 0.86 beside other work. Long forwards are preempted oftener on a free one too. One
 preemption can make a step of a third of a millisecond sixty times as long; so a forward is also
-disturbed if all threads together used less than LEAST_SHARE of its time."""
+disturbed if all threads together used less than MIN_SHARE of its time."""
 
 STEADY_FORWARDS = 24
 """Forwards in a row after which the weights of an instance are in the processor's cache, if they
@@ -154,7 +154,7 @@ def _timed(forward: Callable[[int], object], size: int, threads: int) -> tuple[b
     seconds, used = perf_counter() - before, process_time() - used
     idle = used < BUSY_SHARE * threads * seconds
     often = _preempted() - preempted > PREEMPTIONS * threads
-    return idle and often or used < LEAST_SHARE * seconds, seconds
+    return idle and often or used < MIN_SHARE * seconds, seconds
 
 
 def _preempted() -> int:

@@ -144,7 +144,7 @@ def decode(
             # Accept the draft tokens that the target chooses too, and add the token after them.
             rows = yield from target_rows(reply.logits, context, adjust, masks)
             verification = verify(rows, draft, sampling, MAX_MARGIN if guard else 0.0)
-            seconds, margin = reply.seconds, verification.least_margin
+            seconds, margin = reply.seconds, verification.min_margin
             # A near tie is decided by a forward that rounds as those of several tokens do.
             if guard is not None and guard.doubts(run, reply, len(context) - 1, margin):
                 reply, repeated = yield from guard.repeat(context, run)

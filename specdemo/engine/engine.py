@@ -99,7 +99,7 @@ class Engine:
         self.drafts = self._head is not None or files.draft is not None
         if self.drafts and not files.draft_later:
             self._open_draft(exact)
-        self.scheduler = Scheduler(most_active=active, queued=waiting, background=background)
+        self.scheduler = Scheduler(max_active=active, queued=waiting, background=background)
         # Also before the interpreter ends, which a thread inside a model would abort.
         weakref.finalize(self, self.scheduler.close)
         self.scheduler.run_in_background(self._preparation(exact))
@@ -167,7 +167,7 @@ class Engine:
         prompt = len(request.tokens)
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         models: dict[str, Runner] = {"target": target.model}
-        blocks = {target.prefixes: target.prefixes.most_blocks(prompt, tokens)}
+        blocks = {target.prefixes: target.prefixes.max_blocks(prompt, tokens)}
         sources: tuple[DraftSource, ...] = LOOKUPS
         if (draft := self.draft) is not None:
             sources = *LOOKUPS, draft

@@ -51,7 +51,7 @@ class PrefixCache:
         self._texts[text] = sequence, prompt
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
 
-    def most_blocks(self, prompt: int, tokens: int) -> int:
+    def max_blocks(self, prompt: int, tokens: int) -> int:
         """The most blocks that a request of `tokens` tokens can take, `prompt` of them its prompt,
         which is kept for reuse; in a paged model the answer shares the full blocks."""
         size = self.model.block_size

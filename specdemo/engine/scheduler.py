@@ -54,7 +54,7 @@ class Activity:
 @dataclass(eq=False, slots=True)
 class Handle:
     """A submitted request. After its `events`, `result` is what `work` returned, or `stopped` is
-    True. `most_others` is the most other requests that were active with it; `compiling` tells
+    True. `max_others` is the most other requests that were active with it; `compiling` tells
     whether a step of background work delayed it.
 
     `work` yields events, Forwards, each for one of `models`, and Futures. A Forward is `pending`
@@ -72,7 +72,7 @@ class Handle:
     queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     pending: Any = None
     awaited: Future[Any] | None = None
-    most_others: int = 0
+    max_others: int = 0
     compiling: bool = False
     admitted_at: float = 0.0
     error: BaseException | None = None
@@ -114,7 +114,7 @@ class Handle:
                 elif event is not END:
                     yield event
                     if self.queue.empty() and not at_once:
-                        sleep(COLLECT_EVERY * min(1 + self.most_others, 8))
+                        sleep(COLLECT_EVERY * min(1 + self.max_others, 8))
         finally:
             if event is not END:
                 self.stop.set()
@@ -126,7 +126,7 @@ class Handle:
 
 
 class Scheduler:
-    """Runs at most `most_active` requests together; `queued` more wait in order. One is admitted
+    """Runs at most `max_active` requests together; `queued` more wait in order. One is admitted
     when the cache blocks that it could need at worst fit beside those reserved for others, so that
     no forward finds the cache full. Kept texts are dropped to make room.
 
@@ -134,8 +134,8 @@ class Scheduler:
     after `hurry` always, until there is none. If the loop fails, the active requests fail and the
     loop goes on."""
 
-    def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
-        self.most_active = most_active
+    def __init__(self, *, max_active: int = 16, queued: int = QUEUED, background: bool = True):
+        self.max_active = max_active
         self.queued = queued
         self._wake = threading.Condition()
         self._queue: deque[Handle] = deque()
@@ -157,7 +157,7 @@ class Scheduler:
             if self._closed:
                 raise Closed
             waiting = len(self._queue)
-            if not first and waiting + len(self._active) >= self.most_active + self.queued:
+            if not first and waiting + len(self._active) >= self.max_active + self.queued:
                 raise Busy(f"{waiting} requests are waiting already; try again in a moment.")
             self._queue.insert(0 if first else waiting, request)
             self._wake.notify()
@@ -267,7 +267,7 @@ class Scheduler:
                     break
 
     def _admit(self) -> None:
-        while len(self._active) < self.most_active:
+        while len(self._active) < self.max_active:
             with self._wake:
                 if not self._queue:
                     return
@@ -276,7 +276,7 @@ class Scheduler:
                     return
                 self._active.append(self._queue.popleft())
             for active in self._active:
-                active.most_others = max(active.most_others, len(self._active) - 1)
+                active.max_others = max(active.max_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
             for cache in request.blocks:
                 cache.make_room(self._unreserved(cache))
@@ -300,7 +300,7 @@ class Scheduler:
         seconds = perf_counter() - begun
         total = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
-            others, shared = total - request.tokens, request.most_others > 0
+            others, shared = total - request.tokens, request.max_others > 0
             request.pending = None
             self._resume(request, Reply(part, seconds, model.size, others, shared))
 

@@ -141,7 +141,7 @@ class Session(AbstractContextManager["Session"]):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=hardware.describe(),
             share=run.share,
-            shared_with=run.handle.most_others,
+            shared_with=run.handle.max_others,
             compiling=run.compiling,
             calls=run.calls,
         )

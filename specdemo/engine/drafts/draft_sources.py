@@ -99,7 +99,7 @@ class ModelSource(DraftSource):
         self.prefixes.keep(drafter.sequence)
 
     def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
-        return {self.prefixes: self.prefixes.most_blocks(prompt, tokens)}
+        return {self.prefixes: self.prefixes.max_blocks(prompt, tokens)}
 
     def measure(self, target: Model) -> Generator[None]:
         yield from learn_costs(self.runner, target, rows=1)
