@@ -324,30 +324,25 @@ def test_a_client_that_is_gone_is_noticed_before_its_answer_begins(serving, vers
     assert gone.wait(30)
 
 
+EVIL = TINY.replace(b"POST", b"OPTIONS").replace(b"json", b"json\r\nOrigin: http://evil.example")
 FLOODS = {
-    "chunks of a byte": (TINY, [400]),
-    "chunks of a byte without the key": (TINY.replace(b"health", b""), [401]),
-    "chunks of a byte to a method without a body": (
-        TINY.replace(b"POST /health", b"GET /"),
-        [401],
-    ),
-    "chunks of a byte before a page may ask": (
-        TINY.replace(b"POST", b"OPTIONS").replace(b"json", b"json\r\nOrigin: http://evil.example"),
-        [403],
-    ),
-    "extensions of a chunk": (CHUNKED + b"\r\n1;" + b"x" * 90_000, [400]),
-    "trailers": (CHUNKED + b"\r\n0\r\n" + b"a:b\r\n" * 20_000, [400]),
-    "headers": (GET[:-2] + b"a:b\r\n" * 20_000, [400]),
-    "a header": (GET[:-2] + b"a:" + b"b" * 90_000, [400]),
-    "an address": (b"GET /" + b"a" * 90_000, [400]),
-    "empty lines": (b"\r\n" * 90_000, [400]),
+    "chunks of a byte": (TINY, 400),
+    "chunks of a byte without the key": (TINY.replace(b"health", b""), 401),
+    "chunks of a byte to a method without a body": (TINY.replace(b"POST /health", b"GET /"), 401),
+    "chunks of a byte before a page may ask": (EVIL, 403),
+    "extensions of a chunk": (CHUNKED + b"\r\n1;" + b"x" * 90_000, 400),
+    "trailers": (CHUNKED + b"\r\n0\r\n" + b"a:b\r\n" * 20_000, 400),
+    "headers": (GET[:-2] + b"a:b\r\n" * 20_000, 400),
+    "a header": (GET[:-2] + b"a:" + b"b" * 90_000, 400),
+    "an address": (b"GET /" + b"a" * 90_000, 400),
+    "empty lines": (b"\r\n" * 90_000, 400),
 }
 
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_what_a_client_sends_without_end_is_not_read_to_it(address, name):
-    sent, expected = FLOODS[name]
-    assert statuses_of(exchange(address, sent, loose=True)) in (expected, [])
+    sent, status = FLOODS[name]
+    assert statuses_of(exchange(address, sent, loose=True)) in ([status], [])
 
 
 def test_more_requests_than_may_wait_are_not_read(serving):

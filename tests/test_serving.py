@@ -514,6 +514,8 @@ REFUSED = [
     ("speculative", VALUE, {"messages": TWO, "speculative": {"baseline": True}}),
     ("temprature", "unknown_parameter temprature is not known; leave it out.", {"temprature": 1}),
     ("prompt", "context_length_exceeded", {"prompt": "x" * 600}),
+    ("prompt", "tokens must be from 0 to ", {"prompt": [10**6]}),
+    ("echo", VALUE, {"prompt": "a", "suffix": "b", "echo": True}),
     ("prompt", "prompt.0", {"prompt": [-1]}),  # the list is not in one where it was sent
     ("prompt", "prompt.0", {"prompt": [[-1]]}),
     ("prompt", "prompt.0", {"prompt": [1, "a"]}),
