@@ -71,8 +71,23 @@ class Place:
         assert isinstance(trace, Trace) and trace.text.strip() == question
         return trace.pair.name
 
+    def asking(self, *question: str) -> tuple[threading.Thread, list[str]]:
+        """A thread that asks, and where it puts the name of the pair that answers."""
+        names: list[str] = []
+        thread = threading.Thread(target=lambda: names.append(self.ask(*question)), daemon=True)
+        thread.start()
+        return thread, names
+
     def wait(self, kind: str) -> None:
         until(lambda: self.download.state == kind)
+
+    def press(self, button: str, kind: str) -> None:
+        self.download.press(button)
+        self.wait(kind)
+
+    def fetch(self) -> None:
+        self.download.start()
+        self.wait("ready")
 
     def weights(self) -> list[bytes]:
         """Those that are in the cache, which must be whole; part of the files may be missing."""
@@ -91,14 +106,10 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     assert place.ask() == "embedded"
     old = place.opened["embedded"]
     old.pause()
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")), daemon=True)
-    asking.start()
+    asking, answers = place.asking("a long one")
     until(lambda: old.activity.active)
-    place.download.start()
-    place.wait("ready")
-    place.download.press("Use it now")
-    place.wait("here")
+    place.fetch()
+    place.press("Use it now", "here")
     assert place.ask() == "dolly-3b-int4"
     assert not old.closed
     old.resume()
@@ -112,14 +123,11 @@ def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkey
     place.hub.bytes_per_second = 200_000
     place.download.start()
     until(lambda: (now := place.download.progress) and now.done > 50_000)
-    place.download.press("Pause")
-    assert place.download.state == "paused"
+    place.press("Pause", "paused")
     place.hub.finish_transfers()
     place.hub.bytes_per_second = 0
-    place.download.press("Pause")  # a click on what the button said before
-    assert place.download.state == "paused"
-    place.download.press("Resume")
-    place.wait("ready")
+    place.press("Pause", "paused")  # a click on what the button said before
+    place.press("Resume", "ready")
     begun = next(one.start for one in place.hub.served if one.name == BIN)
     assert begun > 40_000
     assert place.weights() == [b"w" * 300_000] * 2
@@ -137,11 +145,7 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
 
     monkeypatch.setattr("specdemo.runs.session.Session", opened)
     place.hub.bytes_per_second = 200_000
-    answers = []
-    asking = threading.Thread(
-        target=lambda: answers.append(place.ask(pair="dolly-3b-int4")), daemon=True
-    )
-    asking.start()
+    asking, answers = place.asking("one two", "dolly-3b-int4")
     until(lambda: place.hub.sending)
     assert place.ask() == "embedded" and seen == []
     place.hub.bytes_per_second = 0
@@ -169,25 +173,20 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
     assert place.ask() == "embedded"
     place.hub.lost = False
     small_disk(10**9)
-    place.download.press("Try again")
-    place.wait("ready")
+    place.press("Try again", "ready")
     assert place.weights() == [b"w" * 300_000] * 2
 
 
 def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
     assert place.ask() == "embedded"
-    place.download.start()
-    place.wait("ready")
+    place.fetch()
     place.refusal = ModelError("/home/somebody/model.bin broke")
-    place.download.press("Use it now")
-    place.wait("failed")
+    place.press("Use it now", "failed")
     assert "could not be run" in place.download.line and "/home" not in place.download.line
     assert place.ask() == "embedded"
     place.refusal = None
-    place.download.press("Try again")
-    place.wait("ready")
-    place.download.press("Use it now")
-    place.wait("here")
+    place.press("Try again", "ready")
+    place.press("Use it now", "here")
     assert place.ask() == "dolly-3b-int4"
 
 
@@ -230,22 +229,18 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "options", "fetched"),
-    [
-        (16, [], True),
-        (16, ["--no-fetch"], False),
-        (16, ["--pair", "embedded"], False),
-        (4, [], False),
-    ],
+    ("gigabytes", "options"),
+    [(16, ""), (16, "--no-fetch"), (16, "--pair embedded"), (4, "")],
 )
 def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
-    server, monkeypatch, gigabytes, options, fetched
+    server, monkeypatch, gigabytes, options
 ):
+    fetched = (gigabytes, options) == (16, "")
     monkeypatch.setattr(hardware, "memory_bytes", lambda: gigabytes * 2**30)
     for place, name in ((Service, "start"), (page.Server, "run"), (web_app, "page_app")):
         monkeypatch.setattr(place, name, lambda *_: None)
     monkeypatch.setattr(Service, "answering", SimpleNamespace(kind="ready", session=None))
-    page.page.main(["--port", "7871", *options], standalone_mode=False)
+    page.page.main(["--port", "7871", *options.split()], standalone_mode=False)
     until(lambda: server.requests or not fetched)
     assert bool(server.requests) is fetched
 

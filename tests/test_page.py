@@ -380,20 +380,9 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
 def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_browser(
     browser, open_tab, url
 ):
-    wanted = {
-        "max_new_tokens": 7,
-        "draft_tokens": 3,
-        "drafter": "lookup",
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.02,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "repetition_penalty": 1.1,
-        "seed": 11,
-        "coupling": "maximal",
-    }
+    wanted = {"max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5}
+    wanted |= {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "seed": 11, "coupling": "maximal"}
+    wanted |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
     tab = open_tab(url, urlencode(wanted | {"speed": "steps"}))
     differing = "maximum tokens 7, draft length 3, drafter lookup, temperature 0.5"
     expect(tab.page.locator(".sd-differ")).to_contain_text(differing)
@@ -489,8 +478,6 @@ AT_REST = """() => {
   window.frames_before = window.frames_asked;
   return before === window.frames_asked;
 }"""
-
-
 AXE = """axe.run(document, { resultTypes: ['violations'] }).then(result => result.violations)"""
 
 
@@ -578,6 +565,9 @@ SHOWN = """() => ({
 })"""
 
 
+UNDECIDED = "Undecided: 1 of 2 races were faster"
+
+
 @pytest.mark.parametrize(
     ("seconds", "headline", "tone", "shown", "gap"),
     [
@@ -585,13 +575,7 @@ SHOWN = """() => ({
         ([(1, 1.5)] * 6, "1.50 times faster", "faster", (1, 1.5), "0.50 s saved"),
         ([(1, 1.5)] * 6, "1.50 times faster", "neutral", (1, 1.5), "0.50 s saved"),
         ([(1, 0.8)] * 6, "1.25 times slower", "slower", (1, 0.8), "0.20 s lost"),
-        (
-            [(1, 0.8), (1, 1.3)],
-            "Undecided: 1 of 2 races were faster",
-            "unclear",
-            (1, 0.8),
-            "0.20 s lost",
-        ),
+        ([(1, 0.8), (1, 1.3)], UNDECIDED, "unclear", (1, 0.8), "0.20 s lost"),
     ],
 )
 def test_the_headline_says_what_the_chart_shows(
@@ -667,13 +651,12 @@ def id_of(text: str) -> int:
     return WORDS.index(text.strip()) if text.strip() in WORDS else 90
 
 
-def drafted(**accepted: bool | None):
-    """Draft tokens by text: accepted, rejected, or None for one that was not examined."""
+def drafted(**target: float | None):
+    """Draft tokens by text with the target's probability: accepted with 0.5, rejected with less,
+    None for one that was not examined."""
     return tuple(
-        DraftToken(
-            id_of(text), 0.5, None if right is None else 0.5, bool(right), "head", f" {text}"
-        )
-        for text, right in accepted.items()
+        DraftToken(id_of(text), 0.5, share, share == 0.5, "head", f" {text}")
+        for text, share in target.items()
     )
 
 
@@ -681,22 +664,18 @@ def made_up():
     """A run with every kind of token; rounds take 0.1 s, baseline tokens 0.08 s."""
     rounds = [
         ((), ("first", "One")),
-        (drafted(two=True, three=True), ("bonus", " four")),
-        (drafted(five=True, sax=False, sven=None), ("correction", " six")),
+        (drafted(two=0.5, three=0.5), ("bonus", " four")),
+        (drafted(five=0.5, sax=0.1, sven=None), ("correction", " six")),
         ((), ("plain", " seven")),
-        (drafted(eight=False), ("correction", " 8")),
+        (drafted(eight=0.1), ("correction", " 8")),
     ]
     made = tuple(
         Round(draft, EmittedToken(id_of(text), kind, 0.5, text), 0.001, 0.09, 0.1 * at + 0.1)
         for at, (draft, (kind, text)) in enumerate(rounds)
     )
     tokens = [BaselineToken(at, 0.08 * at + 0.1, f" {word}") for at, word in enumerate(WORDS)]
-    return dataclasses.replace(
-        race_trace("One"),
-        rounds=made,
-        baseline=Baseline(tuple(tokens), 0.01, 0.2),
-        identical=True,
-    )
+    baseline = Baseline(tuple(tokens), 0.01, 0.2)
+    return dataclasses.replace(race_trace("One"), rounds=made, baseline=baseline)
 
 
 @pytest.fixture
@@ -826,9 +805,8 @@ def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
     expect(saved).to_contain_text("14.29")
     expect(saved).not_to_contain_text("Energy")  # nothing measures it
     # Without a baseline, no step made one token.
-    open_run(
-        page, to_json(dataclasses.replace(race_trace("1", "2"), baseline=None, identical=None))
-    )
+    alone = dataclasses.replace(race_trace("1", "2"), baseline=None, identical=None)
+    open_run(page, to_json(alone))
     expect(saved).to_be_visible()
     expect(page.locator(".sd-curve")).to_be_hidden()
     expect(page.locator(".sd-headline")).to_be_visible()

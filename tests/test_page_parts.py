@@ -24,13 +24,7 @@ from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
-from specdemo.runs.trace import (
-    BaselineToken,
-    Trace,
-    from_json,
-    summarize,
-    to_json,
-)
+from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize, to_json
 from specdemo.server.page import events, layout, model_menu, wording
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
@@ -58,9 +52,7 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     assert words["headline"] == "2.00 times faster in this race" and words["tone"] == "unclear"
     said = "9 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; at least 6 decide"
     assert words["sentence"] == f"{said}; acceptance rate 50%, 1.0 tokens a round."
-    tokens = TRACE.baseline.tokens
-    quick = [dataclasses.replace(one, shown_at=one.shown_at / 4) for one in tokens]
-    words = wording.verdict(changed({"tokens": tuple(quick)}))
+    words = wording.verdict(at_pace(TRACE, 0.08, 0.04))
     assert words["headline"] == "2.00 times slower in this race" and words["tone"] == "unclear"
     assert "0.04 s lost" in words["sentence"]
     assert "1.00 tokens and took as long as 2.00 tokens" in words["notes"][-1]
@@ -128,11 +120,11 @@ def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds):
 
 def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_both():
     assert wording.reading(changed(prefill_seconds=0.008)) == "", "8 ms of 90"
-    later = [dataclasses.replace(one, shown_at=one.shown_at + 0.3) for one in TRACE.rounds]
-    tokens = [
-        dataclasses.replace(one, shown_at=one.shown_at + 0.3) for one in TRACE.baseline.tokens
-    ]
-    read = changed({"tokens": tuple(tokens)}, rounds=tuple(later), prefill_seconds=0.3)
+    rounds, tokens = (
+        tuple(dataclasses.replace(one, shown_at=one.shown_at + 0.3) for one in events)
+        for events in (TRACE.rounds, TRACE.baseline.tokens)
+    )
+    read = changed({"tokens": tokens}, rounds=rounds, prefill_seconds=0.3)
     said = "With reading the question 1.23 times as fast: 0.39 s instead of 0.48 s. "
     assert wording.reading(read) == f"{said}First token after 0.31 s, without drafts 0.32 s."
     assert wording.verdict(read)["headline"].startswith("2.00 times faster")
@@ -153,7 +145,6 @@ def test_a_run_as_code_asks_the_same_whatever_is_in_the_question():
 
 def test_the_curve_tells_what_the_steps_of_this_run_cost():
     told = wording.curve(TRACE)
-    half = "(half of 8 such steps took 0.5 to 0.5 times)"
     # The rounds took 0.01 s and the baseline's tokens 0.02 s: no model does that.
     assert told["sentence"].startswith("The machine's speed changed") and told["predicted"] is None
     slow = changed(rounds=tuple(dataclasses.replace(r, verify_seconds=0.03) for r in TRACE.rounds))
@@ -245,20 +236,13 @@ def test_true_is_no_number_and_a_pair_of_ones_own_needs_a_target():
         model_menu.models_of({"pair": model_menu.OWN})
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        {"pair": "gpt2-xl"},
-        {"pair": model_menu.OWN, "model": "somebody/model"},
-        {"kv_cache": "f16"},
-    ],
-)
+OTHER = {"pair": "gpt2-xl"}, {"pair": model_menu.OWN, "model": "a/model"}, {"kv_cache": "f16"}
+
+
+@pytest.mark.parametrize("wanted", OTHER)
 def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
     chosen = model_menu.models_of({"pair": "embedded", **wanted})
-    shared, private = (
-        ModelMenu(EMBEDDED, shared=True),
-        ModelMenu(EMBEDDED, shared=False),
-    )
+    shared, private = ModelMenu(EMBEDDED, shared=True), ModelMenu(EMBEDDED, shared=False)
     with pytest.raises(BadInput, match="This server is shared: its pair is embedded"):
         shared.resolve(chosen)
     assert private.resolve(chosen) == chosen
@@ -299,11 +283,8 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     assert titles["dolly-3b"] == f"{dolly}download"
     assert "17.2 GB of memory (more than here), 7.3 GB to download" in titles["dolly-7b"]
     flat = ModelProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
-    about = {
-        "machine": hardware.describe(),
-        "target": f"{embedded.TARGET} 1",
-        "devices": "CPU, CPU",
-    }
+    about = {"machine": hardware.describe(), "target": f"{embedded.TARGET} 1"}
+    about["devices"] = "CPU, CPU"
     measured.write("profile", about, Profile({"exact": flat}, ModelProfile(costs={1: 0.001})))
     # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
     titles = {name: title for title, name in ModelMenu(EMBEDDED, shared=False).pairs(True)}
@@ -404,10 +385,8 @@ def largest_run() -> str:
     for number in range(1600):
         drafted = [{**fields, "source": chance.choice(sources)} for _ in range(15)]
         shown_at = 2.0 + number / 100
-        emitted = {"id": 1, "kind": "correction"}
-        run["rounds"].append(
-            {**ROUND, "drafted": drafted, "emitted": emitted, "shown_at": shown_at}
-        )
+        told = {"emitted": {"id": 1, "kind": "correction"}, "shown_at": shown_at}
+        run["rounds"].append({**ROUND, "drafted": drafted, **told})
     run["identical"] = False
     return json.dumps(run, separators=(",", ":"))
 

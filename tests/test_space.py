@@ -23,7 +23,7 @@ from toy_session import ToySession
 
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
-from specdemo.host import disk, hardware
+from specdemo.host import hardware
 from specdemo.host.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
@@ -154,18 +154,16 @@ print(disk.cache_home(), hub.constants.HF_HUB_CACHE)
 def test_a_user_without_a_home_has_the_folder_that_a_variable_names(monkeypatch, tmp_path):
     for name in ("HOME", "HF_HOME", "SPECDEMO_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for name, folder in (("HF_HOME", "specdemo"), ("SPECDEMO_HOME", "")):
-        own, hubs = python("-c", HOMELESS, **{name: str(tmp_path)}).stdout.split()
-        assert Path(own) == tmp_path / folder and tmp_path in Path(hubs).parents
     assert "FetchError: There is no home folder" in python("-c", HOMELESS).stderr
-
-
-def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch, tmp_path):
-    monkeypatch.delenv("SPECDEMO_HOME", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert disk.cache_home() == tmp_path / "specdemo"
-    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "own"))
-    assert disk.cache_home() == tmp_path / "own"
+    own = {"SPECDEMO_HOME": "own"}
+    for named, folder in (
+        ({"HF_HOME": ""}, "specdemo"),
+        (own, "own"),
+        (own | {"HF_HOME": ""}, "own"),
+    ):
+        variables = {name: str(tmp_path / part) for name, part in named.items()}
+        home, hubs = python("-c", HOMELESS, **variables).stdout.split()
+        assert Path(home) == tmp_path / folder and tmp_path in Path(hubs).parents
 
 
 def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_home, tmp_path):
