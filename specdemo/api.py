@@ -102,7 +102,7 @@ class ChatTokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The token ids of `text`; with `special`, texts such as `<|im_start|>` become special
         tokens."""
-        return self._tokenizer.encode(text, special=special)
+        return self._tokenizer.encode(text, special=special, limited=False)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`, without special tokens unless `special`."""
@@ -269,7 +269,7 @@ def _question(
         continues=continues,
         tools=tools and tokenizer._template.written(tools),
         logprobs=extras.logprobs,
-        prediction=tuple(tokenizer.encode(extras.prediction)),
+        prediction=tuple(tokenizer._tokenizer.encode_beginning(extras.prediction)),
         **fields,
     )
 

@@ -274,6 +274,7 @@ REFUSED = [
     ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "contains itself without end"),
     ({"type": "object", "minProperties": 2}, "minProperties 2.*repeated"),
     ({"type": "array", "minItems": 30_000}, "minItems 30,000; at most 1,000"),
+    ({"type": "string", "minLength": 20_000}, "minLength 20,000; at most 2,000"),
     ({"properties": {"a": {"const": "x" * 20_000}}}, "20,002 characters; at most 5,000"),
     ({"pattern": "^(ab){10000}$"}, "count 10,000 in a pattern"),
     ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
@@ -324,6 +325,23 @@ def test_a_model_that_only_writes_digits_comes_to_an_end(grammars, embedded_pair
         assert isinstance(number, str) or math.isfinite(number)
         longest = max(map(len, re.findall("[0-9]+", json.dumps(number))))
         assert longest <= (9 if isinstance(number, str) else 100)
+
+
+def test_a_limited_text_that_became_too_long_harms_no_later_request(grammars, embedded_pair):
+    schema, encode = (
+        json.dumps({"type": "string", "maxLength": 20_000}),
+        embedded_pair.tokenizer.encode,
+    )
+    for text, words in (
+        ("the " * 9000, "a text with a length limit .* became too long"),
+        ("a", None),
+    ):
+        constraint = grammars.compiled(schema)()
+        refused = pytest.raises(BadInput, match=words) if words else contextlib.nullcontext()
+        with refused:
+            for id in encode(f'"{text}"'):
+                assert constraint.mask()[id]
+                constraint.advance(id)
 
 
 def test_a_text_may_hold_any_number_of_digits(grammars, embedded_pair):

@@ -364,11 +364,8 @@ def test_a_long_conversation_is_no_endless_one():
     assert len(CHATML.text(turns)) > 999_000
 
 
-def test_a_prompt_is_not_encoded_if_the_context_cannot_hold_its_characters(
-    embedded_pair, monkeypatch
-):
-    template = Template("t", "{{ messages[0].content }}{{ 'e ' * 2000000 }}", context=2048)
-    monkeypatch.setattr(Tokenizer, "encode_marked", None)
-    with pytest.raises(BadInput, match=r"makes 4,000,\d+ characters of this conversation; this"):
+def test_a_prompt_that_a_template_makes_too_long_is_refused(embedded_pair):
+    template = Template("t", "{{ messages[0].content }}{{ 'e ' * 2000000 }}")
+    assert embedded_pair.tokenizer.context == embedded_pair.context_limit
+    with pytest.raises(BadInput, match="with its template; this model reads fewer than"):
         template.render("Hello", embedded_pair.tokenizer)
-    assert embedded_pair.template.context == embedded_pair.context_limit

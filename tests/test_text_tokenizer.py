@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from helpers import CHATML
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, normalizers
 from tokenizers.models import BPE, WordLevel
@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import Metaspace, Split, WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from specdemo.errors import BadInput, FetchError
+from specdemo.text import tokenizer as tokenizer_file
 from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
 
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
@@ -126,6 +127,46 @@ def test_streamed_text_is_the_decoded_text(any_tokenizer, ids, before, special):
             assert whole.startswith(shown), "what was shown is never taken back"
     elif whole.startswith(prompt):
         assert text == whole[len(prompt) :]
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=st.lists(TEXT | st.text("ab \u2581", min_size=9), max_size=30).map("".join))
+def test_only_a_text_that_exceeds_the_context_is_refused(any_tokenizer, monkeypatch, text):
+    monkeypatch.setattr("specdemo.text.tokenizer.PIECE", 20)
+    monkeypatch.setattr(any_tokenizer, "context", 8)
+    ids = any_tokenizer.encode(text, limited=False)
+    try:
+        assert any_tokenizer.encode(text) == any_tokenizer.encode_marked(text)[0] == ids
+    except BadInput as error:
+        assert len(ids) > 8 and error.code == "context_length_exceeded"
+    beginning = any_tokenizer.encode_beginning(text)
+    assert len(beginning) > 8 or beginning == any_tokenizer.encode(text, special=False)
+
+
+@pytest.mark.parametrize("text", ["a;b!", "<|im_end|>", " ", "\u0378", "abc"])
+def test_a_text_far_beyond_the_context_is_never_encoded_at_once(tokenizer, monkeypatch, text):
+    lengths, encoding = [], tokenizer_file._encoding
+
+    def counted(library, text, *bos):
+        lengths.append(len(text))
+        return encoding(library, text, *bos)
+
+    monkeypatch.setattr(tokenizer_file, "_encoding", counted)
+    monkeypatch.setattr(tokenizer, "context", 2048)
+    with pytest.raises(BadInput, match="more than 2048 tokens long with its template"):
+        tokenizer.encode(text * 10**6)
+    with pytest.raises(BadInput, match="fewer than 2048: shorten it"):
+        CHATML.render(text * 10**6, tokenizer)
+    assert max(lengths) <= tokenizer_file.PIECE and sum(lengths) < 10**6
+
+
+def test_a_tokenizer_file_that_takes_too_much_memory_is_not_parsed(tmp_path):
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.truncate(tokenizer_file.MAX_BYTES + 1)
+    with pytest.raises(FetchError, match="more than 40 MB, too much for its kind"):
+        Tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_a_text_on_which_the_tokenizer_panics_is_refused_in_a_sentence(tmp_path):

@@ -27,7 +27,7 @@ WEIGHTS = "openvino_model.bin"
 HEAD = "openvino_head.xml"  # a draft head (`heads`)
 SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
-JSON_BYTES = 100_000_000  # tokenizers of 262,000 tokens take 35 MB
+JSON_BYTES = 100_000_000
 ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
 GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)
 
@@ -147,12 +147,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, limit: int = JSON_BYTES) -> str:
     """The text in `path`, in UTF-8 with or without a byte order mark. Raises FetchError if it
-    cannot be read or has more than JSON_BYTES."""
+    cannot be read or has more than `limit` bytes."""
     try:
-        if path.stat().st_size > JSON_BYTES:
-            raise FetchError(f"{path} has more than {size(JSON_BYTES)}, too much for its kind.")
+        if path.stat().st_size > limit:
+            raise FetchError(f"{path} has more than {size(limit)}, too much for its kind.")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise FetchError(f"{path} cannot be read: {error.strerror or error}.") from error

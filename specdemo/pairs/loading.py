@@ -115,7 +115,8 @@ def _opened(
             translation = partial(TextTranslation, tokenizer, draft_tokenizer)
     # Beyond a model's context, learned positions fail and rotary ones are untrained.
     context = context or draft_context or 2048
-    template = replace(template, thinking=choice.thinking, context=context)
+    tokenizer.context = context
+    template = replace(template, thinking=choice.thinking)
     embedded_draft = pair.embedded and not (pair.draft and pair.draft.repo)
     typical = embedded_draft and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
     return LoadedPair(

@@ -301,7 +301,7 @@ class Answers:
             baseline=request.extension.baseline,
             tools=tools,
             logprobs=request.top_count,
-            prediction=tuple(self._tokenizer.encode(request.predicted, special=False)),
+            prediction=tuple(self._tokenizer.encode_beginning(request.predicted)),
             continues=bool(request.continue_final_message),
         )
 

@@ -88,7 +88,8 @@ class Grammars:
         place = place if tools else "json_schema"
         lark = self._calls(tools, schema) if tools else f"start: {self._json(schema, place)}"
         matcher = self._matcher(lark, place)
-        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, place)
+        forget = partial(self._known.pop, (schema, tools), None)
+        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, place, forget)
         constraint = start()
         for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
             mask = constraint.mask()
@@ -201,11 +202,19 @@ class _Numbers:
 
 
 class _GrammarConstraint:
-    """Restricts one request, by a copy of `matcher`, which has read no token."""
+    """Restricts one request, by a copy of `matcher`, which has read no token. The lexer is the same
+    for all copies, so after an error, such as too many states, `forget` ends their use."""
 
-    def __init__(self, matcher: Any, numbers: _Numbers, stops: list[int], place: str):
+    def __init__(
+        self,
+        matcher: Any,
+        numbers: _Numbers,
+        stops: list[int],
+        place: str,
+        forget: Callable[[], object],
+    ):
         self._matcher = matcher.deep_copy()
-        self._numbers, self._stops, self._place = numbers, stops, place
+        self._numbers, self._stops, self._place, self._forget = numbers, stops, place, forget
         self._tokens: list[int] = []
         self._after_end = 0
         self._size = numbers.size
@@ -214,14 +223,14 @@ class _GrammarConstraint:
     def mask(self) -> np.ndarray | None:
         if self._after_end:
             return None
-        _require(self._matcher, self._place)
+        self._require()
         mask: np.ndarray
         if self._matcher.is_stopped():
             # All stop tokens mean the same here, so one of them is forced.
             mask = np.arange(self._size) == self._stops[0]
             return mask
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        _require(self._matcher, self._place)
+        self._require()
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         mask = bits.view(bool)
         self._numbers.limit(mask, self._tokens)
@@ -232,7 +241,7 @@ class _GrammarConstraint:
             self._after_end += 1
             return
         self._matcher.consume_token(token)
-        _require(self._matcher, self._place)
+        self._require()
         self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
@@ -240,6 +249,11 @@ class _GrammarConstraint:
         self._after_end -= after_end
         self._matcher.rollback(count - after_end)
         del self._tokens[len(self._tokens) - (count - after_end) :]
+
+    def _require(self) -> None:
+        if self._matcher.is_error():
+            self._forget()
+            _require(self._matcher, self._place)
 
 
 def _can_follow(matcher: Any, tokens: list[int]) -> bool:
@@ -259,6 +273,8 @@ def _require(matcher: Any, place: str) -> None:
     internal = r"^at .*?: failed to compile JSON schema: |\s+\d+ \| .*| Enable 'coerce_one_of'.*"
     error = re.sub(internal, "", error, flags=re.S)
     error = error.replace("NoExtensionBias", "nothing can follow what it allows")
+    if "too many states" in error:
+        error = "a text with a length limit or a pattern became too long; ask for shorter texts"
     reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
     message = f"{place} cannot be used: {reason[:200].rstrip('.')}."
     raise BadInput(message, place.partition(":")[0])

@@ -14,6 +14,7 @@ from specdemo.errors import BadInput
 MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of the properties
 MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are made
 MAX_FORCED, MAX_ITEMS = 5_000, 1_000  # characters and items in a row without an alternative
+MAX_LENGTH = 2_000  # `minLength`; each character of a limited text takes up to nine lexer states
 MAX_PAIRS = 5_000  # of patterns and names that are compared
 MAX_CHAIN = 100  # references that depend on each other
 
@@ -92,10 +93,12 @@ def _wrong_value(part: Schema) -> str:
     minimum = part.get("minProperties", 0)
     if type(minimum) is int and minimum > 1 + len(_names(part.get("required"))):
         return f"minProperties {minimum}, and a name could be repeated; list names as required"
-    items, pattern, values = part.get("minItems"), str(part.get("pattern")), part.get("enum")
+    items, length = part.get("minItems"), part.get("minLength")
+    pattern, values = str(part.get("pattern")), part.get("enum")
     texts = map(json.dumps, [part.get("const"), *(values if isinstance(values, list) else ())])
     counts: tuple[tuple[str, Iterable[int], int], ...] = (
         ("minItems {:,}", [items] if isinstance(items, int) else [], MAX_ITEMS),
+        ("minLength {:,}", [length] if isinstance(length, int) else [], MAX_LENGTH),
         ("a value of {:,} characters", map(len, texts), MAX_FORCED),
         ("the count {:,} in a pattern", map(int, COUNT.findall(pattern)), MAX_FORCED),
     )

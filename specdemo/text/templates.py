@@ -19,7 +19,7 @@ from specdemo.text.tools import PHI_TOOLS, FunctionCall, Tools, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
 _ESCAPED_MARK = repr(MARK).strip("'")
-MARKS = 100_000  # characters of placeholders that may stand for shorter texts
+STRETCH = 8  # tokens of a placeholder, which may stand for a text of one token
 _PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
 _LEFT_OUT = "The model's chat template leaves out {} of this conversation."
 _CUT = "\ud801 "  # ends a message that is continued; the space shows whether it is trimmed
@@ -57,8 +57,7 @@ class Message:
 class Template:
     """A chat template in Jinja; `tools_jinja` replaces it for a conversation with tools. `bos`: add
     the tokens that the tokenizer itself puts before a text. `tokens`: special tokens that the
-    template may name. `thinking`: ask models that can to think before they answer. `context`: most
-    tokens of a prompt; 0: not known."""
+    template may name. `thinking`: ask models that can to think before they answer."""
 
     name: str
     jinja: str
@@ -66,7 +65,6 @@ class Template:
     bos: bool = False
     tokens: dict[str, str] = field(default_factory=dict)
     thinking: bool = False
-    context: int = 0
 
     def written(self, tools: Tools) -> Tools:
         """`tools` with calls in this model's form. Raises BadInput if that is not known."""
@@ -121,19 +119,13 @@ class Template:
         text = partial(self.text, messages, tools, continue_final_message, variables)
         reading = _reading(text) if any(message.calls for message in messages) else "parsed"
 
-        readable = MARKS + self.context * tokenizer.longest_token
-
-        def encoded(change: Callable[[str], str]) -> tuple[list[int], list[int]]:
+        def encoded(change: Callable[[str], str], stretch: int = 1) -> tuple[list[int], list[int]]:
             marked = text(change, reading)
-            if self.context and len(marked) - marked.count(MARK) > readable:
-                why = f"The model's chat template makes {len(marked):,} characters of this"
-                why += f" conversation; this model reads fewer than {readable:,}."
-                raise BadInput(why, "messages", "context_length_exceeded")
             if change is not valid:  # a template that prints a list escapes the marks in it
                 marked = marked.replace(_ESCAPED_MARK, MARK)
-            return tokenizer.encode_marked(marked, bos=self.bos)
+            return tokenizer.encode_marked(marked, bos=self.bos, stretch=stretch)
 
-        _, expected = encoded(_Placeholders())
+        _, expected = encoded(_Placeholders(), STRETCH)
         ids, special = encoded(valid)
         if special == expected:
             return ids

@@ -43,7 +43,9 @@ FILL_IN_MARKERS = (
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """The form of special tokens, and of others such as <think>."""
 
+MAX_BYTES = 40_000_000  # of a file, read into 20 times as much memory; 262,000 tokens take 35 MB
 MAX_GROWTH = 32
+PIECE = 100_000  # characters that are encoded without counting their tokens first
 TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
@@ -52,11 +54,14 @@ class Tokenizer:
     Unicode's composed form NFC, and SmolLM2's vocabulary lacks the bytes of six control characters
     and of Unicode's unassigned planes 4 to 11."""
 
+    context = 0
+    """Tokens that the model reads: much longer texts are not encoded. 0: of any length."""
+
     def __init__(self, path: Path, turns: Iterable[str] = (), ends: Iterable[int] = ()) -> None:
         """Read `path` (tokenizer.json). Whatever the file says, tokens among the texts `turns`,
         with which a template marks turns, and `ends` of answers are special. Raises FetchError."""
         try:
-            text = read_text(path)
+            text = read_text(path, MAX_BYTES)
             content = json.loads(text)
             if len(content.get("added_tokens") or ()) > ADDED_TOKENS:
                 raise FetchError(f"{path} has more than {ADDED_TOKENS:,} added tokens.")
@@ -64,6 +69,7 @@ class Tokenizer:
                 if (growth := _growth(content.get(name))) > MAX_GROWTH:
                     why = f"has a {name} that makes texts {growth:,} times as long"
                     raise FetchError(f"{path} {why}; at most {MAX_GROWTH} times can be used.")
+            unknown = content.pop("model").get("unk_token")  # the rest takes much memory
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
         except FetchError:
@@ -82,7 +88,6 @@ class Tokenizer:
         self.added = {token.content: id for id, token in added.items()}
         first = "".join({re.escape(added[id].content[:1]) for id in self.special_ids})
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
-        unknown = content["model"].get("unk_token")
         self._unknown_id = unknown and self.token_id(unknown)
         self._byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         # Of tokens that stand for one byte each, such as <0x0A>.
@@ -126,12 +131,40 @@ class Tokenizer:
     def json(self) -> str:
         return str(self._parsing.to_str())
 
-    def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = True, bos: bool = False, limited: bool = True
+    ) -> list[int]:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
-        for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
+        for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text.
+        Raises BadInput for a text that cannot fit into the context, unless it is not `limited`."""
+        if limited:
+            self._require_fit(text)
         chosen = self._parsing if special else self._literal
         ids: list[int] = _encoding(chosen, valid(text), bos).ids
         return ids
+
+    def encode_beginning(self, text: str) -> list[int]:
+        """The token ids of a user's text, without some of those that the context cannot hold."""
+        return self.encode(self._beginning(text), special=False, limited=False)
+
+    def _beginning(self, text: str, stretch: int = 1) -> str:
+        """`text`, or its beginning if that has more than `stretch` times the tokens of the context.
+        The tokens of a piece are those of the whole text, except near its ends: half are certain.
+        So no text is encoded that takes much more memory than one that fits."""
+        if not self.context:
+            return text
+        tokens, characters = 2 * stretch * self.context, stretch * self.context * self.longest_token
+        for end in range(PIECE, len(text), PIECE):
+            tokens -= len(_encoding(self._parsing, valid(text[end - PIECE : end])))
+            if tokens < 0 or end > characters + PIECE:
+                return text[:end]
+        return text
+
+    def _require_fit(self, text: str, stretch: int = 1) -> None:
+        if len(self._beginning(text, stretch)) < len(text):
+            message = f"The prompt is more than {self.context} tokens long with its template; this"
+            message += f" model reads fewer than {self.context}: shorten it."
+            raise BadInput(message, code="context_length_exceeded")
 
     def mark_special(self, text: str) -> str:
         """`text` with a MARK before each special token that it spells."""
@@ -144,11 +177,15 @@ class Tokenizer:
         begins: before all that could become part of one."""
         return self._starts.sub(MARK, valid(text))
 
-    def encode_marked(self, text: str, *, bos: bool = False) -> tuple[list[int], list[int]]:
+    def encode_marked(
+        self, text: str, *, bos: bool = False, stretch: int = 1
+    ) -> tuple[list[int], list[int]]:
         """The token ids of `text` without its MARKs, and the special tokens among them. A special
-        token with a marked character is encoded as ordinary text."""
+        token with a marked character is encoded as ordinary text. Raises BadInput if the text
+        cannot fit into `stretch` times the context."""
         pieces = text.split(MARK)
         text = valid("".join(pieces))
+        self._require_fit(text, stretch)
         marks = list(accumulate(map(len, pieces[:-1])))
         encoded = _encoding(self._parsing, text, bos)
         special, literal = [], []
@@ -161,14 +198,17 @@ class Tokenizer:
             return encoded.ids, special
         ids = self.encode("", bos=bos)
         for index, (start, end) in enumerate(pairwise([0, *literal, len(text)])):
-            ids += self.encode(text[start:end], special=index % 2 == 0)  # they alternate
+            special_part = index % 2 == 0  # they alternate
+            ids += self.encode(text[start:end], special=special_part, limited=False)
         return ids, special
 
     def _special(self, encoded: tokenizers.Encoding, text: str) -> Iterator[tuple[int, int, int]]:
-        for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-            # The token for unknown characters may replace any of them.
-            if id in self.special_ids and (id != self._unknown_id or text[start:end] in self.added):
-                yield id, start, end
+        for index, id in enumerate(encoded.ids):
+            if id in self.special_ids:
+                start, end = encoded.token_to_chars(index) or (0, 0)
+                # The token for unknown characters may replace any of them.
+                if id != self._unknown_id or text[start:end] in self.added:
+                    yield id, start, end
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`, without ids beyond the vocabulary (padding), and without special

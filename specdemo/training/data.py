@@ -114,7 +114,7 @@ def read_conversations(
                 f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
                 "answer may be missing)."
             ) from error
-        answer = tuple(loaded.tokenizer.encode(text, special=False)[:MAX_ANSWER_TOKENS])
+        answer = tuple(loaded.tokenizer.encode_beginning(text)[:MAX_ANSWER_TOKENS])
         if answer:
             conversations.append(Conversation(ANSWERED, True, question, text, answer))
         else:
