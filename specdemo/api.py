@@ -41,10 +41,7 @@ PromptLike = str | Conversation | Sequence[int]
 
 Batch = list[str] | tuple[str, ...] | Sequence[Conversation] | Sequence[Sequence[int]]
 
-
-NUMBERS = {field.name for field in fields(Settings) if isinstance(field.default, int | float)} - {
-    "ignore_eos"
-}
+NUMBERS = {field.name for field in fields(Settings) if type(field.default) in (int, float)}
 
 
 class Options(TypedDict, total=False):
@@ -157,8 +154,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     def generate(
         self, prompt: PromptLike | Batch, *, n: int | None = None, **options: Unpack[Options]
     ) -> Answer | list[Answer]:
-        """The whole answer. Those to a batch are made together; each is the same as alone. With `n`
-        a list of so many to each prompt, from the seeds s, s + 1, ..."""
+        """The answer, complete. Those to a batch are made together; each is the same as alone.
+        With `n` a list of so many to each prompt, from the seeds s, s + 1, ..."""
         prompt, stop = as_lists(prompt), threading.Event()
         if not is_batch(prompt):
             if n is None:
@@ -168,10 +165,10 @@ class Pipeline(AbstractContextManager["Pipeline"]):
             raise unusable("n", n, f"it must be from 1 to {MAX_ANSWERS}")
         questions = [
             _question(
-                self.tokenizer, item, options, f"Prompt {number} of the list", place, stop=stop
+                self.tokenizer, item, options, f"Prompt {number} of the list", repeated, stop=stop
             )
             for number, item in enumerate(prompt)
-            for place in range(n or 1)
+            for repeated in range(n or 1)
         ]
         runs = [self.session.ask(question) for question in questions]
         with ThreadPoolExecutor(min(len(runs), ACTIVE_REQUESTS), "specdemo-batch") as pool:
@@ -250,20 +247,20 @@ def _question(
         if isinstance(value, str) and option in NUMBERS:
             raise unusable(option, value, "it must be a number")
     parsed = parse(Settings, settings)
-    asked, title = read_prompt(prompt, name, extras.continue_final_message), ""
-    words = [Message("user", asked)] if isinstance(asked, str) else asked
-    turns = [turn for turn in words if isinstance(turn, Message)]
+    content, title = read_prompt(prompt, name, extras.continue_final_message), ""
+    items = [Message("user", content)] if isinstance(content, str) else content
+    turns = [item for item in items if isinstance(item, Message)]
     continues = extras.continue_final_message or not turns
     tools = callable_tools(extras.tools, extras.tool_choice)
     if turns and (tools or continues):
         title = turns[-1].content
-        asked = tokenizer.apply_chat_template(
+        content = tokenizer.apply_chat_template(
             turns,
             tools=[tool.model_dump(exclude_none=True) for tool in extras.tools if tools],
             continue_final_message=continues,
         )
     return Question(
-        asked,
+        content,
         replace(parsed, seed=(parsed.seed + repeated) % 2**63),
         title,
         continues=continues,

@@ -93,7 +93,7 @@ def main(
             command = program.get_command(click.Context(program), command)
         with naming(option_name):
             code = (command or program).main(arguments, name, standalone_mode=False) or 0
-        sys.stdout.flush()  # a full disk is a failure, while it can be told
+        sys.stdout.flush()  # a full disk is a failure, while it can be reported
         return code
     except click.Abort:
         message, code = "interrupted", INTERRUPTED

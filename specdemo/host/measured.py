@@ -17,9 +17,9 @@ from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.host import disk, hardware
 
-# {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or
-# `subject_of` files
 Subject = Mapping[str, str | int]
+"""What was measured: {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT},
+{"model": NAME}, or the `subject_of` files."""
 Value = TypeVar("Value")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
 VERSION = 14  # changes when figures get another meaning, such as the confidence of a source

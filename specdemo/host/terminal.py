@@ -74,11 +74,11 @@ class Meter:
 def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterator[None]:
     """During the block, report `done()` of `meter.total` every `every` seconds. No report is sent
     after the block ends."""
-    over = threading.Event()
+    ended = threading.Event()
 
     def watch() -> None:
-        with suppress(SpecdemoError):  # the work is not wanted any more
-            while not over.wait(every):
+        with suppress(SpecdemoError):  # raised by a report that cancels the work
+            while not ended.wait(every):
                 meter.update(min(done(), meter.total) - meter.done)
 
     watching = threading.Thread(target=watch, daemon=True)
@@ -86,7 +86,7 @@ def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterat
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         watching.join()
 
 
