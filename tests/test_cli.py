@@ -42,7 +42,9 @@ def test_help_imports_nothing_that_takes_long():
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_help(capsys, command):
     assert cli.main([command, "--help"]) == 0
-    assert f"Usage: specdemo {command} " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"Usage: specdemo {command} " in out
+    assert cli.COMMANDS[command] in out or command == "page"
 
 
 @pytest.mark.parametrize(
@@ -95,23 +97,34 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(
-    tiny_llama_pair, capsys, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(run, "load_pair", lambda choice: tiny_llama_pair)
+@pytest.fixture
+def loaded(toy, monkeypatch):
+    """`run` answers with the toys, whatever its options name."""
+    monkeypatch.setattr(run, "load_pair", lambda choice: toy.loaded)
+    monkeypatch.setattr("specdemo.runs.session.compiled_session", lambda *_, **options: toy)
+
+
+def test_run_prints_the_answer_and_its_figures_and_writes_a_trace(loaded, capsys, tmp_path):
     file = tmp_path / "trace.json"
-    options = ["--max-new-tokens", "40", "--draft-tokens", "3", "--baseline", "--json", str(file)]
-    assert cli.main(["run", QUESTION, *options]) == 0
+    options = ["--drafter", "model", "--draft-tokens", "3", "--baseline", "--json", str(file)]
+    assert cli.main(["run", "one\x1b two", *options]) == 0
     out, err = capsys.readouterr()
+    assert out == "one\\x1b two\n\nautoregressive decoding:\none\\x1b two\n", "no colours in a pipe"
     trace = from_json(file.read_text())
-    assert (trace.instruction, trace.settings.draft_tokens) == (QUESTION, 3)
-    assert trace.identical is True
-    assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
-    assert trace.text == tiny_llama_pair.tokenizer.decode(trace.token_ids)
-    assert terminal.printable(trace.text, "\n") in out and "identical" not in out
-    for shown in ("identical", trace.pair.numerics_found):
-        assert shown in err
-    assert "\x1b" not in out, "not a terminal"
+    assert (trace.instruction, trace.settings.draft_tokens) == ("one\x1b two", 3)
+    assert trace.identical and trace.text == "one\x1b two"
+    lines = err.splitlines()
+    assert lines.pop(0) == "toy target, draft by toy draft"
+    assert any(line.startswith("The same race again: at least 6 decide") for line in lines)
+    assert [line for line in lines if line and "again" not in line] == [
+        "9 tokens in 3 rounds after a prompt of 9 (ended by: stop)",
+        "time to first token 0.010 s, then 307.7 tokens/s",
+        f"numerics {trace.pair.numerics_found}",
+        "acceptance rate 100%, 4.00 tokens per round; drafting 0.01 s, verifying 0.02 s",
+        "autoregressive decoding: 100.0 tokens/s",
+        "3.08 times faster (3.08 to 3.08 in 24 races, 98% sure).",
+        "the two answers are identical, token for token",
+    ]
 
 
 def test_an_error_of_a_strangers_template_brings_no_escape_sequence(capsys, monkeypatch):
@@ -121,16 +134,11 @@ def test_an_error_of_a_strangers_template_brings_no_escape_sequence(capsys, monk
 
 
 def test_run_reads_the_question_from_standard_input_and_prints_the_answer_alone(
-    tiny_llama_pair, capsys, monkeypatch
+    loaded, capsys, monkeypatch
 ):
-    monkeypatch.setattr(run, "load_pair", lambda choice: tiny_llama_pair)
-    options, texts = ["--max-new-tokens", "8"], []
-    for question, more in ((QUESTION, []), ("-", ["--quiet"])):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode())))
-        assert cli.main(["run", question, *options, *more]) == 0
-        texts.append(capsys.readouterr())
-    assert texts[0].out == texts[1].out and "tokens/s" in texts[0].err
-    assert "tokens/s" not in texts[1].err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two")))
+    assert cli.main(["run", "-", "--quiet"]) == 0
+    assert capsys.readouterr() == ("one two\n", "")
 
 
 def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(
@@ -214,6 +222,8 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     out = capsys.readouterr().out
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(OPTIONS.split())
     assert "SPECDEMO_DRAFT_TOKENS" in out
+    for option in ("--top-k N", "--temperature X", "--drafter auto|model", "--draft-device NAME"):
+        assert f"  {option}" in out
     titles = re.findall(r"^(\w+):$", out, re.MULTILINE)
     assert titles == ["Options", "Models", "Answers"]
     models = out[out.index("Models:") : out.index("Answers:")]

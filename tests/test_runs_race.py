@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from dataclasses import asdict, replace
+from itertools import count
 from math import exp, log
 
 import pytest
@@ -258,8 +259,18 @@ def races(toy, monkeypatch):
     return run
 
 
-def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(races):
+def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(
+    toy, races, monkeypatch
+):
+    ways, submit = [], toy.submit
+
+    def submitted(question, **options):
+        ways.append(question.settings.drafter)
+        return submit(question, **options)
+
+    monkeypatch.setattr(toy, "submit", submitted)
     first, *_, last = races()
+    assert ways == ["none", "none", "auto", "auto", "none"], "the ways take turns in being first"
     assert not first.repeats and last.identical and len(last.repeats) == 2
     assert [repeat.watched for repeat in last.repeats].count(True) == 1 and not last.watched
     assert last.text == first.text == "one t" and last.baseline.cpu_seconds > 0
@@ -278,8 +289,10 @@ def test_all_runs_of_a_race_decode_the_same_token_ids(toy, races):
 
 
 def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(races):
-    [only] = races(loading=lambda: True)
-    assert only.compiling and only.verdict.headline == f"Not counted: {COMPILING}"
+    for begin in (0, 3):  # before the answer, or at the end of the baseline
+        calls = count()
+        [only] = races(loading=lambda begin=begin, calls=calls: next(calls) >= begin)
+        assert only.compiling and only.verdict.headline == f"Not counted: {COMPILING}"
     stop = threading.Event()
     [only] = races("one two three", after=lambda trace: stop.set(), stop=stop)
     assert only.identical

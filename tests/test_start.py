@@ -1,25 +1,21 @@
-"""What happens before a command runs: interrupts, limits of the shell, and no telemetry. And the
-counters of energy, from a made-up folder of the system's."""
+"""What the machine and the shell change: interrupts, limits, calls that other systems lack, no
+telemetry, and counters of energy."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, python
 
 from specdemo.convert import exporting
 from specdemo.host import hardware
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
 
 INTERRUPTED_IMPORT = """
 import os, runpy, signal, sys
@@ -45,9 +41,11 @@ sys.argv = [place, *arguments]
 @pytest.mark.parametrize("module", ["click", "numpy", "gradio"])
 @pytest.mark.parametrize("program", ["app.py", "specdemo"])
 def test_an_interrupt_of_an_import_is_one_word_even_where_it_is_swallowed(program, module):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
     command = ["page"] if program == "specdemo" else []
-    command += ["--pair", "embedded", "--port", str(free_port())]
-    done = python("-c", INTERRUPTED_IMPORT, module, program, *command)
+    options = ["--pair", "embedded", "--port", port]
+    done = python("-c", INTERRUPTED_IMPORT, module, program, *command, *options)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == f"{program}: interrupted\n"
 
@@ -81,16 +79,9 @@ sys.exit(start.start())
     ids=str,
 )
 def test_an_output_that_cannot_be_written_is_a_failure(arguments):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
+    command = shlex.join([sys.executable, *arguments])
+    run = {"env": {**os.environ, "PYTHONUNBUFFERED": ""}, "capture_output": True, "timeout": 60}
+    done = subprocess.run(f"{command} > /dev/full", shell=True, cwd=ROOT, text=True, **run)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "cannot be written: No space left" in done.stderr
 
@@ -121,7 +112,7 @@ def test_no_library_sends_statistics_or_leaves_a_file_in_the_home_folder(tmp_pat
 
 
 def test_statistics_are_switched_on_by_a_variable_only():
-    code = "import os, sys, specdemo; print('openvino_telemetry' in sys.modules)"
+    code = "import sys, specdemo; print('openvino_telemetry' in sys.modules)"
     assert python("-c", code).stdout == "True\n"
     assert python("-c", code, SPECDEMO_TELEMETRY="1").stdout == "False\n"
 
@@ -181,34 +172,92 @@ def test_the_kv_cache_is_sized_by_the_limit_on_addresses(monkeypatch):
     assert hardware.memory_bytes() <= own + 50_000_000
 
 
+# Other systems
+
+WITHOUT = """
+import ctypes, os, pathlib, signal, sys
+import psutil  # which asks the system in the way of each system
+
+def missing(*arguments, **options):
+    raise OSError(1, "a required privilege is not held by the client")
+
+LINUX = "pread preadv setpriority fork forkpty sched_getaffinity getrusage mkfifo posix_fallocate"
+for name in LINUX.split():
+    if hasattr(os, name):
+        delattr(os, name)
+os.symlink = os.link = missing
+del signal.setitimer, signal.SIGPROF
+sys.modules["resource"] = None  # importing it fails
+library = ctypes.CDLL.__init__
+def named(self, name, *rest, **options):
+    if name is None:
+        raise TypeError("argument of type 'NoneType' is not iterable")
+    library(self, name, *rest, **options)
+ctypes.CDLL.__init__ = named
+open_ = pathlib.Path.open
+def elsewhere(path, *rest, **options):
+    if str(path).startswith(("/proc", "/sys", "/dev")):
+        raise FileNotFoundError(2, "no such file", str(path))
+    return open_(path, *rest, **options)
+pathlib.Path.open = elsewhere
+"""
+
+ANSWER = """
+from tiny_models import embed
+from specdemo.pairs.loading import load_pair
+from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
+from specdemo.runs.question import Question
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+folder = pathlib.Path(sys.argv[1])
+embed(folder)
+source = folder / "tiny.gguf"
+own = load_pair(chosen_pair(ModelChoice(model=str(source))))
+assert (own.target.parent / "source.gguf").stat().st_size == os.stat(source).st_size
+for pair in (load_pair(EMBEDDED), own):
+    with Session(pair) as session:
+        question = Question("Count from one to five.", Settings(max_new_tokens=12), baseline=True)
+        *_, trace = session.ask(question)
+    assert trace.identical and len(trace.token_ids) == 12, trace
+    pair.check.require()
+print("answered")
+"""
+
+
+def test_setup_conversion_and_an_answer_need_no_call_of_posix(tiny_home, tmp_path):
+    own = {"SPECDEMO_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/tests"}
+    done = python("-c", WITHOUT + ANSWER, str(tiny_home / "embedded"), **own)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "answered\n"
+
+
 # The counters of energy
 
 
-def add_zone(folder, zone: str, name: str, used: int) -> None:
-    (folder / zone).mkdir(exist_ok=True)
-    for file, value in {"name": name, "energy_uj": used, "max_energy_range_uj": 999}.items():
-        (folder / zone / file).write_text(f"{value}\n")
+def add_zones(folder: Path, *zones: tuple[str, str, int]) -> None:
+    """Writes the number, the name and the microjoules of each zone."""
+    for number, name, used in zones:
+        zone = folder / f"intel-rapl:{number}"
+        zone.mkdir(exist_ok=True)
+        for file, value in {"name": name, "energy_uj": used, "max_energy_range_uj": 999}.items():
+            (zone / file).write_text(f"{value}\n")
 
 
 def test_the_joules_of_all_packages_are_counted_once_and_across_the_end_of_a_counter(tmp_path):
-    zones = [("intel-rapl:0", "package-0", 950), ("intel-rapl:1", "package-1", 50)]
-    zones += [("intel-rapl:0:0", "core", 990), ("intel-rapl:2", "psys", 990)]
-    for zone, name, _ in zones:
-        add_zone(tmp_path, zone, name, 900)
+    names = [("0", "package-0"), ("1", "package-1"), ("0:0", "core"), ("2", "psys")]
+    add_zones(tmp_path, *((*zone, 900) for zone in names))
     meter = hardware.EnergyMeter(tmp_path)
     assert meter.joules == 0
-    for zone in zones:
-        add_zone(tmp_path, *zone)
+    used = 950, 50, 990, 990
+    add_zones(tmp_path, *((*zone, count) for zone, count in zip(names, used, strict=True)))
     assert meter.joules == pytest.approx((50 + 150) * 1e-6)
 
 
 @pytest.mark.parametrize("trouble", ["no folder", "no package", "not allowed"])
 def test_where_the_counters_cannot_be_read_there_are_no_joules(tmp_path, trouble):
+    if trouble != "no folder":
+        add_zones(tmp_path, ("0", "psys" if trouble == "no package" else "package-0", 1))
     if trouble == "not allowed":
-        add_zone(tmp_path, "intel-rapl:0", "package-0", 1)
         (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
         (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # root may read every file
-    if trouble == "no package":
-        add_zone(tmp_path, "intel-rapl:0", "psys", 1)
-    folder = tmp_path / "none" if trouble == "no folder" else tmp_path
-    assert hardware.EnergyMeter(folder).joules is None
+    assert hardware.EnergyMeter(tmp_path).joules is None
