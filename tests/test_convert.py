@@ -476,6 +476,29 @@ def test_a_sliding_window_is_exact_across_its_edge(tmp_path):
         assert abs(model(torch.tensor([ids])).logits[0].numpy() - expected).max() < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["float32", Type.F16])
+def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_its_texts(
+    tmp_path, source
+):
+    import torch
+
+    model, path = tiny_gguf.torch_model("phi3", **tiny_gguf.LONG), tmp_path / "model"
+    if source == "float32":
+        tiny_gguf.saved(path, model, source)
+    else:
+        tiny_gguf.write(path, model, "phi3", source)
+    xml = exported(path)
+    _, limit = ir.read_config(xml.parent)
+    assert limit == 64
+    ids = np.random.default_rng(0).integers(0, 400, limit + 1)
+    with torch.no_grad():
+        within, beyond = (model(torch.tensor([ids[:size]])).logits[0] for size in (64, 65))
+    rows = paged_logits(opened(xml), ids.tolist())
+    assert abs(rows[:64] - within.numpy()).max() < 1e-4
+    assert abs(rows - beyond.numpy()).max() > 0.1  # the long factors, which would change the cache
+
+
 def test_recurrent_layers_are_refused_in_one_sentence(file, tmp_path):
     export(file, tmp_path / "ir", "int8")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)

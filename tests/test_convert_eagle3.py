@@ -122,20 +122,23 @@ def test_what_the_graph_lacks_is_named(tmp_path, own, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("own", "name", "change", "message"),
     [
-        ("fc.weight", None, "fc.weight should be .* there is none"),
-        ("d2t", None, "no tensor d2t"),
-        ("norm.weight", lambda norm: norm[:-1], r"it is \[127\]"),
-        ("d2t", lambda d2t: d2t[:-1], "d2t should be 400 integers"),
-        ("d2t", lambda d2t: d2t.astype(np.float32), "of F32"),
-        ("d2t", lambda d2t: d2t + VOCABULARY, "damaged tensor d2t"),
-        ("d2t", lambda d2t: -np.arange(ROWS), "damaged tensor d2t"),
-        ("extra.weight", lambda none: np.ones(4, np.float32), "extra.weight, which EAGLE-3"),
+        ({}, "fc.weight", None, "fc.weight should be .* there is none"),
+        ({}, "d2t", None, "no tensor d2t"),
+        ({}, "norm.weight", lambda norm: norm[:-1], r"it is \[127\]"),
+        ({}, "d2t", lambda d2t: d2t[:-1], "d2t should be 400 integers"),
+        ({}, "d2t", lambda d2t: d2t.astype(np.float32), "of F32"),
+        ({}, "d2t", lambda d2t: d2t + VOCABULARY, "damaged tensor d2t"),
+        ({}, "d2t", lambda d2t: -np.arange(ROWS), "damaged tensor d2t"),
+        ({}, "extra.weight", lambda _: np.ones(4, np.float32), "extra.weight, which EAGLE-3"),
+        ({"target_hidden": 64}, "embed_tokens.weight", None, "whose embedding it would use"),
     ],
 )
-def test_tensors_that_do_not_go_with_the_configuration_are_named(tmp_path, name, change, message):
-    source = written(tmp_path)
+def test_tensors_that_do_not_go_with_the_configuration_are_named(
+    tmp_path, own, name, change, message
+):
+    source = written(tmp_path, **own)
     tensors = load_file(source / "model.safetensors")
     old = tensors.pop(name, None)
     if change:
@@ -143,8 +146,3 @@ def test_tensors_that_do_not_go_with_the_configuration_are_named(tmp_path, name,
     save_file(tensors, source / "model.safetensors")
     with pytest.raises((BadInput, FetchError), match=message):
         exported(source)
-
-
-def test_without_an_embedding_a_head_must_be_as_wide_as_its_target(tmp_path):
-    with pytest.raises(BadInput, match="whose embedding it would use"):
-        exported(written(tmp_path, embedding=False, target_hidden=64))

@@ -57,7 +57,7 @@ def speculators_logits(folder: Path, tokens: np.ndarray, states: np.ndarray) -> 
     data = json.loads((folder / "config.json").read_text())
     proposals = [GreedyTokenProposalConfig(speculative_tokens=DEPTH)]
     verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
-    about = SpeculatorsConfig(
+    described = SpeculatorsConfig(
         algorithm="eagle3",
         proposal_methods=proposals,
         default_proposal_method="greedy",
@@ -66,14 +66,14 @@ def speculators_logits(folder: Path, tokens: np.ndarray, states: np.ndarray) -> 
     names = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     options = {name: data.pop(name) for name in names if name in data}
     config = Eagle3SpeculatorConfig(
-        transformer_layer_config=data, speculators_config=about, **options
+        transformer_layer_config=data, speculators_config=described, **options
     )
     config.transformer_layer_config._attn_implementation = "eager"
     model = Eagle3DraftModel(config).eval()
     wrong = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert not wrong.unexpected_keys and all("verifier" in key for key in wrong.missing_keys), wrong
-    seen: list[np.ndarray] = []
-    model.lm_head.register_forward_hook(lambda *args: seen.append(args[2][0].numpy()))
+    logits: list[np.ndarray] = []
+    model.lm_head.register_forward_hook(lambda *args: logits.append(args[2][0].numpy()))
     with torch.no_grad():
         model(
             torch.from_numpy(states)[None],
@@ -81,7 +81,7 @@ def speculators_logits(folder: Path, tokens: np.ndarray, states: np.ndarray) -> 
             torch.zeros(1, len(tokens), dtype=torch.long),
             ttt_steps=DEPTH + 1,
         )
-    return np.array(seen)
+    return np.array(logits)
 
 
 def own_logits(
@@ -92,17 +92,17 @@ def own_logits(
     exporting.export(folder, made, weight_format)
     settings = ModelSettings(properties=tuple(FORMATS[weight_format].items()))
     head = EagleHead(made / ir.MODEL, made / ir.MODEL, settings, ov.Core())
-    found = np.full((DEPTH + 1, len(tokens), len(head.head_tokens)), np.nan, np.float32)
+    rows = np.full((DEPTH + 1, len(tokens), len(head.head_tokens)), np.nan, np.float32)
     with head.new_sequence() as sequence:
-        for at in range(len(tokens)):
-            run = Run(sequence, [int(tokens[at])], 1, True, states=states[at : at + 1])
-            for depth in range(min(DEPTH + 1, len(tokens) - at)):
+        for index, token in enumerate(tokens.tolist()):
+            run = Run(sequence, [token], 1, True, states=states[index : index + 1])
+            for depth in range(min(DEPTH + 1, len(tokens) - index)):
                 [logits] = head.forward([run])
-                found[depth, at] = logits.rows[0]
-                following = [int(token) for token in tokens[at + depth + 1 :][:1]]
+                rows[depth, index] = logits.rows[0]
+                following = tokens[index + depth + 1 :][:1].tolist()
                 run = Run(sequence, following, 1, True, chained=logits.states(1))
-            sequence.truncate(at + 1)
-    return found
+            sequence.truncate(index + 1)
+    return rows
 
 
 def compare(name: str, weight_format: str, home: Path) -> dict[str, object]:
