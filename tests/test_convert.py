@@ -493,7 +493,7 @@ def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_its_tex
     assert limit == 64
     ids = np.random.default_rng(0).integers(0, 400, limit + 1)
     with torch.no_grad():
-        within, beyond = (model(torch.tensor([ids[:size]])).logits[0] for size in (64, 65))
+        within, beyond = (model(torch.tensor(ids[None, :size])).logits[0] for size in (64, 65))
     rows = paged_logits(opened(xml), ids.tolist())
     assert abs(rows[:64] - within.numpy()).max() < 1e-4
     assert abs(rows - beyond.numpy()).max() > 0.1  # the long factors, which would change the cache
