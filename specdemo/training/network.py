@@ -195,18 +195,16 @@ def train(
     averages = [weights.clone() for weights in initial]
     optimizer = Muon(parameters, head.kind)
     steps, seconds = 0, 0.0
+    weights = [tensor.detach() for tensor in parameters + averages + optimizer.momenta]
     if checkpoint.is_file():
         stored = torch.load(checkpoint, map_location=head.device)
-        restored = parameters + averages + optimizer.momenta
-        for tensor, value in zip(restored, stored["weights"], strict=True):
-            tensor.data.copy_(value)
+        for tensor, value in zip(weights, stored["weights"], strict=True):
+            tensor.copy_(value)
         steps, seconds = stored["progress"]
 
     def save() -> None:
-        weights = [tensor.detach() for tensor in parameters + averages + optimizer.momenta]
-        state = {"weights": weights, "progress": (steps, seconds)}
         with replacing(checkpoint) as partial:
-            torch.save(state, partial)
+            torch.save({"weights": weights, "progress": (steps, seconds)}, partial)
 
     planned = max(1, round(settings.passes * len(starts) / settings.chains))
     limit, saved = 60 * (settings.minutes or 0), seconds
