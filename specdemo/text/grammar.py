@@ -43,19 +43,19 @@ class Grammars:
                 "JSON schemas and tools need the package llguidance: run `pip install llguidance`."
             ) from None
         self._library = llguidance
-        self._stops = sorted(stop_ids)
-        if not self._stops:
+        self.stops = sorted(stop_ids)
+        if not self.stops:
             raise BadInput("This model has no token that ends an answer, so none can be JSON.")
         size = tokenizer.vocabulary_size
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self._stops)
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self.stops)
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
         self._encode = partial(tokenizer.encode, special=False)
         self._added = tokenizer.added
         self._special = tokenizer.special_ids
-        self._numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self._stops)
+        self.numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self.stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
         self._turns = ShortestFirst(REST)
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
@@ -89,7 +89,7 @@ class Grammars:
         lark = self._calls(tools, schema) if tools else f"start: {self._json(schema, place)}"
         matcher = self._matcher(lark, place)
         forget = partial(self._known.pop, (schema, tools), None)
-        start = partial(_GrammarConstraint, matcher, self._numbers, self._stops, place, forget)
+        start = partial(_GrammarConstraint, self, matcher, place, forget)
         constraint = start()
         for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
             mask = constraint.mask()
@@ -117,42 +117,47 @@ class Grammars:
         """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text
         with "". Raises BadInput."""
         require_size(tools.functions, "tools")
-        form, head, tail = tools.form, *map(self._literal, (tools.form.head, tools.form.tail))
-        also_json = form.first and schema and not tools.required
-        if also_json:  # a call may begin like the JSON, so both are made of the same parts
-            head = tail = ""
-        functions = []
-        for function in json.loads(tools.functions):
-            name, parameters = function["name"], _of_objects(function)
-            opening = "" if also_json else self._literal(name + form.middle)
-            if also_json:
-                parameters = _call_schema(name, parameters)
-            functions.append(f"{opening} {self._json(json.dumps(parameters), f'tools: {name}')}")
+        form, literal = tools.form, self._literal
         several = tools.several and form.separator is not None
-        more = f"({self._literal(f'{form.separator}{form.head}')} call)*" if several else ""
+        # A call that may begin like the JSON is made of the same parts.
+        as_json = form.first and bool(schema) and not tools.required
         begin, end = "", ""
         if form.list_marker:
-            begin, end = f'{self._literal(form.list_marker)} " "? "["', '"]"'
-            if form.list_end:
-                end += f" ({self._literal(form.list_end)})?"
+            begin = f'{literal(form.list_marker)} " "? "["'
+            end = f'"]" ({literal(form.list_end)})?' if form.list_end else '"]"'
         elif form.first and "<|python_tag|>" in self._added:
-            begin = f"(<[{self._added['<|python_tag|>']}]>)?"
-        calls = f"{begin} {head} call {more} {end}".strip()
-        rules = [f"call: ({' | '.join(functions)}) {tail}", f"calls: {calls}", r"TEXT: /(.|\n)+/"]
+            begin = f"({literal('<|python_tag|>')})?"
+        begin += "" if as_json else literal(form.head)
+        more = f"({literal(f'{form.separator}{form.head}')} call)*" if several else ""
         if tools.required:
             start = "calls"
         elif schema:
             start = f"calls | {self._json(schema, 'json_schema')}"
         elif form.first:
-            start = "calls | OTHER?"  # which may not begin like a call
-            rules.append(r'OTHER: TEXT & ~/\s*\{\s*"name"\s*:(.|\n)*/')
-        elif calls.startswith("<["):
+            start = "calls | OTHER?"
+        elif begin.startswith("<["):  # a token, which is no part of TEXT
             start = "text (calls text)*" if several else "text calls?"
-            rules.append(f"text: TEXT? {self._tokens_beside(form)}")
         else:
             start = "(lead rest)* TEXT?" if several else "lead rest | TEXT?"
-            rules += [f"rest: call {more} {end}", f"lead[lazy]: TEXT? {json.dumps(form.leads[0])}"]
-        return "\n".join([f"start: {start}", *rules])
+        functions = (self._call(item, form, as_json) for item in json.loads(tools.functions))
+        # `lead`: text up to a call whose marker is spelled; OTHER: text that begins like no call.
+        return rf"""start: {start}
+calls: {begin} call {more} {end}
+lead[lazy]: TEXT? {json.dumps(form.leads[0])}
+rest: call {more} {end}
+call: {" | ".join(functions)}
+text: TEXT? {self._tokens_beside(form)}
+TEXT: /(.|\n)+/
+OTHER: TEXT & ~/\s*\{{\s*"name"\s*:(.|\n)*/"""
+
+    def _call(self, function: dict[str, Any], form: CallForm, as_json: bool) -> str:
+        """The grammar of a call of one function, from its name to its end. Raises BadInput."""
+        name, parameters = function["name"], _of_objects(function)
+        place = f"tools: {name}"
+        if as_json:
+            return self._json(json.dumps(_call_schema(name, parameters)), place)
+        arguments = self._json(json.dumps(parameters), place)
+        return f"{self._literal(name + form.middle)} {arguments} {self._literal(form.tail)}"
 
     def _tokens_beside(self, form: CallForm) -> str:
         """Added tokens such as <think>, which are neither TEXT nor a part of a call."""
@@ -205,19 +210,13 @@ class _GrammarConstraint:
     """Restricts one request, by a copy of `matcher`, which has read no token. The lexer is the same
     for all copies, so after an error, such as too many states, `forget` ends their use."""
 
-    def __init__(
-        self,
-        matcher: Any,
-        numbers: _Numbers,
-        stops: list[int],
-        place: str,
-        forget: Callable[[], object],
-    ):
+    def __init__(self, grammars: Grammars, matcher: Any, place: str, forget: Callable[[], object]):
         self._matcher = matcher.deep_copy()
-        self._numbers, self._stops, self._place, self._forget = numbers, stops, place, forget
+        self._numbers, self._stops = grammars.numbers, grammars.stops
+        self._place, self._forget = place, forget
         self._tokens: list[int] = []
         self._after_end = 0
-        self._size = numbers.size
+        self._size = self._numbers.size
         self._bits = np.zeros(-(-self._size // 32), np.int32)
 
     def mask(self) -> np.ndarray | None:
