@@ -90,15 +90,32 @@ def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embe
     assert ended > 0.8 * len(SCHEMAS)
 
 
+NAMES = "a", "b", "ab"
+PATTERNS = "^a$", "^[ab]$", "a", "^b", "^", "^(a|ab)$", "^[^a]", "^.{2,}$", "^$"
+NUMBERS = 0, 1, -1, 2, 3, 10, -7, 0.5, 1.25, 2**53, -(2**53)
+VALUES = None, True, 1, 1.5, 2**53, "a", "\x01", [1, "b"], {"a": 1}, {}
+FEW = 0, 1, 2, 3
+KEYWORDS = {  # the values of each keyword of a type, and how often it is used
+    "number": {
+        **dict.fromkeys(
+            "minimum maximum exclusiveMinimum exclusiveMaximum".split(), (NUMBERS, 0.3)
+        ),
+        "multipleOf": ((2, 3, 5, 0.5, 0.1), 0.2),
+    },
+    "string": {"minLength": (FEW, 0.3), "maxLength": (FEW, 0.3), "pattern": (PATTERNS, 0.3)},
+    "array": {"minItems": (FEW, 0.3), "maxItems": (FEW, 0.3)},
+    "object": {"minProperties": ((0, 1, 2), 0.1), "maxProperties": ((0, 1, 2), 0.1)},
+}
+KEYWORDS["integer"] = KEYWORDS["number"]
+SIMPLE = "null boolean integer number string data".split()
+NESTED = "array object object object $ref anyOf oneOf allOf several".split()
+
+
 class RandomSchemas:
     """Schemas of few names, patterns and numbers, which often contradict each other."""
 
-    names = "a", "b", "ab"
-    patterns = "^a$", "^[ab]$", "a", "^b", "^", "^(a|ab)$", "^[^a]", "^.{2,}$", "^$"
-    bounds = "minimum maximum exclusiveMinimum exclusiveMaximum".split()
-
-    def __init__(self, rng):
-        self.rng = rng
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
 
     def some(self, share: float) -> bool:
         return self.rng.random() < share
@@ -107,90 +124,52 @@ class RandomSchemas:
         return values[int(self.rng.integers(len(values)))]
 
     def document(self) -> dict:
-        schema = self.schema(3)
-        schema["$defs"] = {name: self.schema(2) for name in self.names[:2]}
-        return schema
-
-    def schema(self, depth: int) -> dict:
-        kinds = ["null", "boolean", "integer", "number", "string", "data"]
-        kinds += ["array", "object", "object", "object", "ref", "any", "all", "several"] * (
-            depth > 0
-        )
-        return getattr(self, f"_{self.one_of(kinds)}")(depth - 1)
+        return self.schema(3) | {"$defs": {name: self.schema(2) for name in NAMES[:2]}}
 
     def any_schema(self, depth: int):
         return self.one_of([True, False, *[self.schema(depth) for _ in range(4)]])
 
-    def _null(self, depth) -> dict:
-        return {"type": "null"}
-
-    def _boolean(self, depth) -> dict:
-        return {"type": "boolean"}
-
-    def _integer(self, depth) -> dict:
-        return {**self._number(depth), "type": "integer"}
-
-    def _number(self, depth) -> dict:
-        numbers = 0, 1, -1, 2, 3, 10, -7, 0.5, 1.25, 2**53, -(2**53)
-        limits = {name: self.one_of(numbers) for name in self.bounds if self.some(0.3)}
-        divisor = {"multipleOf": self.one_of((2, 3, 5, 0.5, 0.1))} if self.some(0.2) else {}
-        return {"type": "number", **limits, **divisor}
-
-    def _string(self, depth) -> dict:
-        limits = {
-            name: int(self.rng.integers(4)) for name in ("minLength", "maxLength") if self.some(0.3)
-        }
-        pattern = {"pattern": self.one_of(self.patterns)} if self.some(0.3) else {}
-        return {"type": "string", **limits, **pattern}
-
-    def _data(self, depth) -> dict:
-        values = [None, True, 1, 1.5, 2**53, "a", "\x01", [1, "b"], {"a": 1}, {}]
-        values = [self.one_of(values) for _ in range(3)]
-        schema = {"enum": values} if self.some(0.5) else {"const": values[0]}
-        return {**schema, **(self.schema(0) if self.some(0.3) else {})}
-
-    def _array(self, depth) -> dict:
-        schema = {"type": "array", "items": self.any_schema(depth)}
-        if self.some(0.4):
-            schema["prefixItems"] = [self.any_schema(depth) for _ in range(2)]
-        for name in ("minItems", "maxItems"):
-            if self.some(0.3):
-                schema[name] = int(self.rng.integers(4))
+    def schema(self, depth: int) -> dict:
+        kind = self.one_of(SIMPLE + NESTED * (depth > 0))
+        two = [self.schema(depth - 1) for _ in range(2)] if kind in NESTED[-4:] else []
+        if kind == "several":
+            return two[0] | two[1]
+        if kind == "$ref":
+            return {"$ref": self.one_of(("#", "#/$defs/a", "#/$defs/b"))}
+        if kind == "data":
+            values = [self.one_of(VALUES) for _ in range(3)]
+            schema = {"enum": values} if self.some(0.5) else {"const": values[0]}
+            return schema | (self.schema(0) if self.some(0.3) else {})
+        schema = {kind: two} if two else {"type": kind}
+        if kind == "array":
+            schema["items"] = self.any_schema(depth - 1)
+            if self.some(0.4):
+                schema["prefixItems"] = [self.any_schema(depth - 1) for _ in range(2)]
+        if kind == "object":
+            schema = self.properties(depth - 1) | (schema if self.some(0.8) else {})
+        for keyword, (values, share) in KEYWORDS.get(kind, {}).items():
+            if self.some(share):
+                schema[keyword] = self.one_of(values)
         return schema
 
-    def _object(self, depth) -> dict:
-        schema = {"type": "object"} if self.some(0.8) else {}
-        for keyword, names in (("properties", self.names), ("patternProperties", self.patterns)):
+    def properties(self, depth: int) -> dict:
+        schema = {}
+        for keyword, names in (("properties", NAMES), ("patternProperties", PATTERNS)):
             if self.some(0.6):
                 chosen = [self.one_of(names) for _ in range(2 if self.some(0.6) else 1)]
                 schema[keyword] = {name: self.any_schema(depth) for name in chosen}
         if self.some(0.7):
             schema["additionalProperties"] = self.some(0.2) and self.any_schema(depth)
         if self.some(0.5):
-            schema["required"] = sorted({self.one_of(self.names) for _ in range(2)})
-        for name in ("minProperties", "maxProperties"):
-            if self.some(0.1):
-                schema[name] = int(self.rng.integers(3))
+            schema["required"] = sorted({self.one_of(NAMES) for _ in range(2)})
         return schema
-
-    def _ref(self, depth) -> dict:
-        return {"$ref": self.one_of(("#", "#/$defs/a", "#/$defs/b"))}
-
-    def _any(self, depth) -> dict:
-        return {self.one_of(("anyOf", "oneOf")): [self.schema(depth) for _ in range(2)]}
-
-    def _all(self, depth) -> dict:
-        return {"allOf": [self.schema(depth) for _ in range(2)]}
-
-    def _several(self, depth) -> dict:
-        return self.schema(depth) | self.schema(depth)
 
 
 def test_random_schemas_are_refused_or_every_text_goes_on_to_a_valid_end(grammars, embedded_pair):
     """RANDOM_SCHEMAS says how many."""
     counts = Counter()
     for seed in range(int(os.environ.get("RANDOM_SCHEMAS", "60"))):
-        schema = RandomSchemas(np.random.default_rng(seed)).document()
+        schema = RandomSchemas(seed).document()
         try:
             start = grammars._compiled(json.dumps(schema), None)
         except BadInput as error:

@@ -17,8 +17,10 @@ from tokenizers.processors import TemplateProcessing
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import tokenizer as tokenizer_file
+from specdemo.text.stops import StopStrings
 from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
 
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters=UNSPEAKABLE, max_codepoint=0x3FFFF)
@@ -205,3 +207,22 @@ def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded
     ids = tokenizer.encode(prompt + "<|im_start|>assistant\n")
     for template in (embedded_pair.template, CHATML):
         assert template.render("Why is the sky blue?", tokenizer) == ids
+
+
+@given(st.lists(st.text("ab", max_size=30), max_size=10), STOPS)
+@example(["one t", "wo"], ["two", "three"])
+@example(["stop"], ["stop", "st"])
+def test_a_text_is_shown_up_to_what_may_become_the_first_stop_string(pieces, strings):
+    stops, shown, text = StopStrings(strings), "", ""
+    for piece in pieces:
+        text += piece
+        # Of the strings that are complete by now, the one that begins first.
+        expected = min((text.split(string)[0] for string in strings), key=len, default=text)
+        ended = expected != text
+        ends = range(len(text) + 1)
+        held = (end for end in ends if any(s.startswith(text[end:]) for s in strings))
+        shown += stops.push(piece)
+        assert (shown, stops.found) == (expected if ended else text[: next(held, None)], ended)
+        if ended:
+            break
+    assert shown + stops.rest() == (expected if pieces else "")
