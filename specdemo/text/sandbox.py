@@ -24,9 +24,7 @@ if __name__ != "__main__":
 KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"  # others may be secrets
 PROCESSOR_SECONDS = 0.5  # a prompt, except on Windows; a conversation of 4 MB takes a fifth of it
 WALL_SECONDS = 10.0 if hasattr(signal, "setitimer") else 2.0
-MEMORY = (
-    512 * 2**20
-)  # bytes of addresses, on Linux; Python and Jinja take 24 MB, 4 MB of text 70 MB
+MEMORY = 512 * 2**20  # bytes of addresses (Linux); Python and Jinja take 24 MB, 4 MB of text 70
 MAX_TEXT = 32 * 2**20  # bytes of a rendered text
 HEADER = struct.Struct(">?I")  # of an answer: text or reason why there is none, and bytes of it
 

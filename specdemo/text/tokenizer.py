@@ -331,10 +331,8 @@ def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> t
     try:
         # A batch of one: `encode` would stop all threads of Python until it ends.
         return tokenizer.encode_batch([text], add_special_tokens=bos)[0]
-    except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # which is no Exception, and cannot be imported
+    except BaseException as error:  # a panic is no Exception, and its class cannot be imported
+        if type(error).__name__ != "PanicException":
             raise
         why = f"The model's tokenizer fails on this text ({error}); change the text or the model."
         raise BadInput(why) from None
