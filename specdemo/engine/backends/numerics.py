@@ -142,8 +142,8 @@ def open_target(
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        own_shapes = KERNEL_SHAPES if kernels.PROPERTY in properties else shapes
-        chosen = replace(settings, properties=properties, fixed_shapes=own_shapes)
+        used_shapes = KERNEL_SHAPES if kernels.PROPERTY in properties else shapes
+        chosen = replace(settings, properties=properties, fixed_shapes=used_shapes)
         model = open_model(source, chosen, core)
         if exact and known is None:
             invariance = measure_invariance(model)

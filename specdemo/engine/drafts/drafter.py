@@ -107,16 +107,8 @@ class AdaptiveDrafter:
             mask = yield from self._mask(drafted)
             if self.allowed is not None and mask is None:
                 break  # the constraint's language has ended
-            best: Proposal | None
-            proposals: list[Proposal] = []
-            token = None if mask is None else forced(mask)
-            if token is not None:
-                best = Proposal(token, "grammar", 1.0, 1.0)
-            else:
-                best, proposals, spent = yield from self._best(
-                    plan, context, drafted, survival, mask
-                )
-                seconds += spent
+            best, proposals, spent = yield from self._best(plan, context, drafted, survival, mask)
+            seconds += spent
             self._proposed.append((best and best.token, proposals))
             if best is None:
                 break
@@ -139,7 +131,11 @@ class AdaptiveDrafter:
         self, plan: RoundPlan, context: list[int], drafted: list[int], survival: float, mask: Mask
     ) -> Generator[Forward, Reply, tuple[Proposal | None, list[Proposal], float]]:
         """The proposal to draft next, if any; all proposals, and the seconds that they took."""
-        best, proposals, seconds = None, [], 0.0
+        best: Proposal | None = None
+        proposals: list[Proposal] = []
+        seconds = 0.0
+        if mask is not None and (token := forced(mask)) is not None:
+            return Proposal(token, "grammar", 1.0, 1.0), proposals, seconds
         for drafter in self.drafters:
             if drafter.free or self._pays(drafter, plan, context, drafted, survival, best):
                 self.policy.unasked[drafter.name] = 0
