@@ -1,24 +1,26 @@
-"""What is measured of rounding at load holds afterwards: real (tiny) models, every setting."""
+"""What is measured of rounding at load holds afterwards: real (tiny) models, every setting. And the
+products of processors without VNNI."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from contextlib import ExitStack
 from time import perf_counter
 
 import numpy as np
 import openvino as ov
 import pytest
+from conftest import python
 from helpers import until
 from openvino import opset13 as ops
-from test_engine_head import write_head
+from test_engine_heads import write_head
 from test_engine_paged import CLOSE, CORE, F32
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
-from specdemo.engine.backends import numerics
-from specdemo.engine.backends.kernels import PROPERTY
+from specdemo.engine.backends import graph, kernels, numerics
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
@@ -33,9 +35,9 @@ CONTEXT = 45
 SETTINGS = {
     "dynamic quantization": ModelSettings(properties=F32),
     "dynamic quantization, fixed shapes": ModelSettings(properties=F32, fixed_shapes=(1, 2, 4, 8)),
-    "no dynamic quantization": dataclasses.replace(CLOSE, fixed_shapes=()),
-    "no dynamic quantization, fixed shapes": CLOSE,
-    "kernels": dataclasses.replace(CLOSE, properties=(*CLOSE.properties, PROPERTY)),
+    "floats": dataclasses.replace(CLOSE, fixed_shapes=()),
+    "floats, fixed shapes": CLOSE,
+    "kernels": dataclasses.replace(CLOSE, properties=(*CLOSE.properties, kernels.PROPERTY)),
     "f16 cache": ModelSettings(properties=(F32[0], ("KV_CACHE_PRECISION", "f16"))),
 }
 
@@ -157,6 +159,16 @@ def undisturbed(forward, size, threads):
     return False, perf_counter() - before
 
 
+def prepared(pair, folder, available: int, **options) -> tuple[Engine, list[profile.Profile]]:
+    """An engine with a draft head and this memory, and the profiles that it remembers."""
+    remembered: list[profile.Profile] = []
+    options |= {"context_limit": 1024, "available_bytes": lambda: available}
+    files = PairFiles(pair.target, head=write_head(folder / "head"))
+    engine = Engine(files, remember=remembered.append, **options)
+    list(engine.preparing())
+    return engine, remembered
+
+
 @pytest.mark.parametrize(("gigabytes", "shapes"), [(2, 0), (3, 1), (8, 2), (9, 3), (16, 4)])
 def test_the_preparation_ends_with_any_amount_of_memory(
     gigabytes, shapes, tiny_llama_pair, tmp_path, monkeypatch
@@ -165,17 +177,9 @@ def test_the_preparation_ends_with_any_amount_of_memory(
     divided by zero, and no measurement was remembered."""
     monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
     monkeypatch.setattr(cost_measurement, "_timed", undisturbed)
-    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
-    available = int(gigabytes * 1e9 * weights_size(files.target) / 135e6)
-    remembered: list[profile.Profile] = []
-    engine = Engine(
-        files,
-        context_limit=1024,
-        available_bytes=lambda: available,
-        remember=remembered.append,
-        background=False,
-    )
-    list(engine.preparing())
+    monkeypatch.setattr(CostModel, "record", lambda *_: None)  # a faster forward disproves costs
+    available = int(gigabytes * 1e9 * weights_size(tiny_llama_pair.target) / 135e6)
+    engine, remembered = prepared(tiny_llama_pair, tmp_path, available, background=False)
     assert engine.target("exact").model.settings.fixed_shapes == numerics.FIXED_SHAPES[:shapes]
     exact, draft = remembered[0].targets["exact"], remembered[0].draft
     assert exact.measured and {1, 16} < exact.costs.keys() and exact.attention >= 0
@@ -199,11 +203,7 @@ def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
     monkeypatch.setattr(
         cost_measurement, "_timed", lambda *forward: (busy[0], 60 ** busy[0] * timed(*forward)[1])
     )
-    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
-    remembered: list[profile.Profile] = []
-    options = {"context_limit": 1024, "available_bytes": lambda: 1 << 40}
-    engine = Engine(files, **options, remember=remembered.append)
-    list(engine.preparing())
+    engine, remembered = prepared(tiny_llama_pair, tmp_path, 1 << 40)
     first = remembered[-1]
     assert not first.targets["exact"].costs and not first.draft.costs
     assert engine.draft_step > 0, "for the moment it is used"
@@ -236,18 +236,16 @@ def test_a_forward_is_believed_by_what_its_threads_used(
     assert cost_measurement._timed(lambda size: None, 1, 2) == (disturbed, seconds)
 
 
-def test_other_work_does_not_shorten_the_check_of_exactness(tiny_llama_pair, monkeypatch):
-    """It counts the processor's seconds: a busy machine would find a smaller size, and keep it."""
-    monkeypatch.setattr(numerics, "process_time", lambda: 0.0)
+@pytest.mark.parametrize("waiting", [False, True])
+def test_the_check_ends_once_it_suffices_by_the_seconds_of_the_processor(
+    tiny_llama_pair, monkeypatch, waiting
+):
+    """A machine busy with other work would find a smaller size, and keep it."""
     monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
-    model = PagedModel(tiny_llama_pair.target, CLOSE)
-    assert measure_invariance(model).tokens > numerics.USEFUL_TOKENS
-
-
-def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
-    monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
-    model = PagedModel(tiny_llama_pair.target, CLOSE)
-    assert measure_invariance(model).tokens == numerics.USEFUL_TOKENS
+    if waiting:
+        monkeypatch.setattr(numerics, "process_time", lambda: 0.0)
+    tokens = measure_invariance(PagedModel(tiny_llama_pair.target, CLOSE)).tokens
+    assert tokens > numerics.USEFUL_TOKENS if waiting else tokens == numerics.USEFUL_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -264,3 +262,168 @@ def test_an_invariance_decides_padding_guard_and_its_text(invariance, tokens, gu
     assert invariance.min_tokens == tokens
     assert invariance.guard == (guard and pytest.approx(guard))
     assert text in str(invariance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("isa", "settings"),
+    [
+        ("AVX2", "floats or kernels"),
+        ("AVX2_VNNI", "floats or kernels"),
+        ("AVX512_CORE_VNNI", "dynamic and not shapes"),
+    ],
+)
+def test_what_is_measured_holds_with_the_instructions_of_other_processors(isa, settings):
+    """oneDNN reads the variable when it is loaded, so in a process of its own. The plugin, which
+    does not, asks it for dynamic quantization that it then has not."""
+    chosen = f"(every_size or guard_allows) and ({settings})"
+    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-k", chosen)
+    done = python("-m", "pytest", __file__, *options, ONEDNN_MAX_CPU_ISA=isa)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+# Products of the engine's own kernels: right, and with the same bits for any number of rows.
+
+ROWS = (1, 2, 3, 4, 5, 8, 9)
+
+
+@pytest.fixture(scope="module")
+def code():
+    pytest.importorskip("llvmlite")
+    return kernels.shared()
+
+
+def random_weights(rng, bits: int, shape: tuple[int, int], groups: int):
+    """Integers [outputs, columns], scales and zeros [outputs, groups]; zero and full range among
+    them."""
+    low, high = (0, 16) if bits == 4 else (-128, 128)
+    stored = rng.integers(low, high, shape)
+    stored[0], stored[1] = low, high - 1
+    scales = rng.random((shape[0], groups)).astype(np.float16)
+    return stored, scales, rng.integers(max(low, -20), 16, scales.shape).astype(np.int8)
+
+
+def reference(x, stored, scales, zeros, group: int) -> np.ndarray:
+    """The product in float64, with activations rounded as the kernels do."""
+    apart = x.reshape(len(x), -1, group)
+    top = np.abs(apart).max(2)
+    factor = np.where(top > 0, np.float32(127) / np.where(top > 0, top, 1), 0).astype(np.float32)
+    rounded = np.rint(apart * factor[..., None]).astype(np.int64)
+    count = apart.shape[1] // scales.shape[1]
+    scales, zeros = (np.repeat(values, count, 1).astype(np.float64) for values in (scales, zeros))
+    sums = np.einsum("rgk,ogk->rog", rounded, stored.reshape(len(stored), -1, group))
+    sums = sums - zeros * rounded.sum(2)[:, None]
+    return (sums * scales * (top / 127)[:, None]).sum(2)
+
+
+def tensor_of(kind: str, stored: np.ndarray) -> ov.Tensor:
+    """The integers in 4 or 8 bits."""
+    tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape(list(stored.shape)))
+    raw = stored.astype(np.uint8).reshape(-1)
+    graph.raw_bytes(tensor)[:] = (raw[::2] & 15 | raw[1::2] << 4) if "4" in kind else raw
+    return tensor
+
+
+def packed(stored, bits: int, scales, zeros) -> kernels.Matrix | None:
+    raw = stored.astype(np.int8)
+    if bits == 4:
+        raw = (stored[:, ::2] | stored[:, 1::2] << 4).astype(np.uint8)
+    return kernels.pack(raw, bits, scales, zeros)
+
+
+@pytest.mark.parametrize(
+    ("bits", "outputs", "columns", "groups"),
+    [(4, 32, 256, 2), (4, 48, 96, 3), (4, 16, 8960, 70), (8, 64, 576, 1), (8, 32, 256, 4)],
+)
+def test_products_are_those_of_numpy_and_do_not_depend_on_rows_and_threads(
+    code, bits, outputs, columns, groups
+):
+    rng = np.random.default_rng(columns)
+    weights = random_weights(rng, bits, (outputs, columns), groups)
+    matrix = packed(weights[0], bits, *weights[1:])
+    assert matrix is not None
+    x = rng.standard_normal((max(ROWS), columns), np.float32)
+    x[2] = 0
+    expected = reference(x, *weights, matrix.group)
+    first = None
+    for threads in (1, 2, 8):
+        code.start(threads)
+        for rows in ROWS:
+            y = np.full((2, rows, outputs), np.nan, np.float32)
+            places = [part.ctypes.data for part in y]
+            code.multiply([matrix, matrix], x.ctypes.data, places, rows)
+            first = y[0] if first is None else first
+            assert np.array_equal(y[0], y[1])
+            assert np.array_equal(y[0, 0], first[0])
+            assert np.abs(y[0] - expected[:rows]).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("outputs", "columns", "groups"), [(24, 64, 1), (16, 48, 1), (16, 64, 4)])
+def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns, groups):
+    weights = random_weights(np.random.default_rng(0), 8, (outputs, columns), groups)
+    assert packed(weights[0], 8, *weights[1:]) is None
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4", "i8", "u8"])
+def test_every_form_of_compressed_weights_gives_the_product_of_their_floats(kind):
+    rng, groups = np.random.default_rng(1), 2
+    low, high = {"i4": (-8, 8), "u4": (0, 16), "i8": (-128, 128), "u8": (0, 256)}[kind]
+    stored = rng.integers(low, high, (32, groups, 64))
+    scales = (rng.random((32, groups, 1)) + 0.1).astype(np.float16)
+    zeros = None
+    values = stored.astype(np.float32)
+    if kind[0] == "u":
+        zeros = rng.integers(0, high, scales.shape).astype(np.uint8)
+        values -= zeros
+    tensor = tensor_of(kind, stored)
+    x = ops.parameter([-1, 1, 128], ov.Type.f32)
+    matrix = compressed(tensor, scales, zeros)
+    model = ov.Model([ops.result(ops.matmul(x, matrix, False, True))], [x], "product")
+    kernels.use_kernels(model)
+    assert any(node.get_type_name() == "Product" for node in model.get_ops())
+    compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))
+    given = rng.standard_normal((3, 1, 128), np.float32)
+    exact = given[:, 0] @ (values * scales.astype(np.float32)).reshape(32, 128).T
+    assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.01 * np.abs(exact).max()
+
+
+def test_equal_products_of_one_input_stay_apart():
+    """The plugin would keep one of two that it takes for the same."""
+    rng = np.random.default_rng(2)
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    given, tensors, results, expected = rng.standard_normal((2, 1, 64), np.float32), [], [], []
+    for kind in ("i8", "i8", "u4", "u4"):
+        stored = rng.integers(0, 15, (16, 64))
+        tensors.append(tensor_of(kind, stored[:, None]))  # the constants do not keep them
+        matrix = compressed(tensors[-1], np.ones((16, 1, 1), np.float16))
+        results.append(ops.result(ops.matmul(x, matrix, False, True)))
+        expected.append(given[:, 0] @ stored.T)
+    model = ov.Model(results, [x], "products")
+    kernels.use_kernels(model)
+    compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))([given])
+    for output, exact in zip(compiled.values(), expected, strict=True):
+        assert np.abs(output[:, 0] - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_large_models_use_kernels_where_the_processor_has_no_vnni(tiny_llama_pair, monkeypatch):
+    xml = tiny_llama_pair.target
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    own = ModelProfile((kernels.PROPERTY,))
+    for least, used in ((numerics.KERNEL_WEIGHTS, False), (1, True)):
+        monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", least)
+        tried = numerics.candidates(xml, "CPU", "auto", True, CORE)
+        assert (kernels.PROPERTY in tried[0]) == used
+        assert not any(kernels.PROPERTY in properties for properties in tried[1:])
+        assert (numerics.usable(own, xml) is own) == used
+        assert (numerics.usable(ModelProfile(), xml) is None) == used
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_a_limit_of_onednn_is_a_processor_without_vnni(code, isa):
+    program = "from specdemo.engine.backends import kernels; print(kernels.available())"
+    assert python("-c", program, ONEDNN_MAX_CPU_ISA=isa).stdout == "True\n"
+
+
+def test_without_llvmlite_the_plugin_computes_all(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not kernels.available.__wrapped__()

@@ -10,9 +10,8 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers import next_token
-from test_engine_eagle import eagle_pair, reference_pair  # noqa: F401
-from test_engine_head import head_pair  # noqa: F401
-from test_engine_translated import folders, translated_pair  # noqa: F401
+from test_engine_drafters import folders, translated_pair  # noqa: F401
+from test_engine_heads import eagle_pair, head_pair, reference_pair  # noqa: F401
 
 from specdemo.engine.acceptance import Adjustment, adjustment
 from specdemo.engine.request import PromptLogprobs
