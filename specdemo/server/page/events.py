@@ -29,19 +29,9 @@ from specdemo.runs.trace import (
     summarize,
     to_json,
 )
-from specdemo.server.page import MAX_EVENTS
+from specdemo.server.page import MAX_EVENTS, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
-from specdemo.server.page.wording import (
-    curve,
-    error_sentence,
-    model_line,
-    origin,
-    program,
-    queue_place,
-    reading,
-    verdict,
-)
 
 AGAIN = f"The same race again, unwatched: at least {MIN_RACES} decide. Stop ends it."
 
@@ -65,12 +55,12 @@ def finished(trace: Trace, phase: str, note: str = "") -> str:
     """The last message of a run: the whole trace, its verdict and the curve of its costs."""
     recorded = phase == "opened"
     words = {
-        "verdict": verdict(trace),
-        "curve": curve(trace),
-        "model": model_line(trace.pair),
-        "reading": reading(trace),
-        "program": program(trace),
-        "origin": origin(trace, "Recorded" if recorded else "Measured"),
+        "verdict": wording.verdict(trace),
+        "curve": wording.curve(trace),
+        "model": wording.model_line(trace.pair),
+        "reading": wording.reading(trace),
+        "program": wording.program(trace),
+        "origin": wording.origin(trace, "Recorded" if recorded else "Measured"),
         "recorded": recorded,
     }
     return f'{message(phase, note, **words)[:-1]}, "trace": {to_json(trace)}}}'
@@ -104,7 +94,7 @@ def messages(
             question = Question(str(values.get("question") or ""), settings, stop=stop)
             yield from work(session, question)
     except Exception as error:
-        yield message("error", error_sentence(error))
+        yield message("error", wording.error_sentence(error))
 
 
 def race(session: LimitedSession, question: Question) -> Iterator[str]:
@@ -117,13 +107,13 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
     for event in session.ask(question):
         if isinstance(event, Trace):
             if trace is None and not enough(event, enough_seconds):
-                yield message("again", AGAIN, **new, verdict=verdict(event))
+                yield message("again", AGAIN, **new, verdict=wording.verdict(event))
                 if stop:
                     stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event
             continue
         if isinstance(event, Waiting):
-            phase, note = "waiting", queue_place(event)
+            phase, note = "waiting", wording.queue_place(event)
         elif isinstance(event, Round):
             new["rounds"].append(event)
             phase, note = "speculative", "Answering with speculative decoding"
@@ -223,7 +213,7 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
                     events = session.ask(Question(instruction, settings_of(values), stop=stop))
                     yield from _pieces(events, session.update_seconds)
         except Exception as error:
-            raise gr.Error(error_sentence(error), print_exception=False) from error
+            raise gr.Error(wording.error_sentence(error), print_exception=False) from error
         finally:
             stop.set()
 
