@@ -162,8 +162,7 @@ class Engine:
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
         """Hand a request to the scheduler, with `first` before all that wait. The events of its
-        Handle are Rounds. Raises Busy, Closed, or
-        BadInput if the KV cache could never hold the request."""
+        Handle are Rounds. Raises Busy, Closed, or BadInput if the KV cache can never hold it."""
         prompt = len(request.tokens)
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         models: dict[str, Runner] = {"target": target.model}

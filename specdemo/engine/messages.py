@@ -50,7 +50,7 @@ class DraftToken:
 
     @property
     def kind(self) -> Literal["accepted", "forced"]:
-        """What an accepted one is: "forced" if a constraint allowed no other token."""
+        """Kind of an accepted token: "forced" if a constraint allowed no other."""
         return "forced" if self.source == "grammar" else "accepted"
 
 

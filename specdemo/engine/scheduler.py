@@ -254,8 +254,8 @@ class Scheduler:
         for name in ("draft", "target"):
             while True:
                 waiting = [h for h in self._active if h.pending and h.pending.model == name]
-                # Last, one prompt that goes on: the one of which the least was read. So a new
-                # request waits for one chunk of the others' prompts, and for none of longer ones.
+                # Last, a chunk of the unfinished prompt of which fewest tokens were read. So a new
+                # request waits for at most one chunk of the longer prompts.
                 long = [handle for handle in waiting if handle.continues_prompt]
                 for batch in _batches(
                     [handle for handle in waiting if not handle.continues_prompt]
