@@ -86,8 +86,16 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
             "1.42 times faster in this race (at least 6 decide). 3 not counted: it rained.",
         ),
         ([1.0], "undecided", "As fast as without drafts in this race"),
-        ([0.9, 1.2, 1.1, 0.8], "undecided", "Undecided: 2 of 4 races were faster (0.80 to 1.20 ti"),
-        ([1.2] * 5, "undecided", "Undecided: 5 of 5 races were faster (1.20 to 1.20 times as fast"),
+        (
+            [0.9, 1.2],
+            "undecided",
+            "Undecided: 1 of 2 races were faster (0.90 to 1.20 times as fast in 2 races, at",
+        ),
+        (
+            [1.2] * 5,
+            "undecided",
+            "Undecided: 5 of 5 races were faster (1.20 to 1.20 times as fast in 5 races, at least",
+        ),
         ([1.0, 1.26] * 4, "undecided", "Undecided: 4 of 8 races were faster"),
         ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster (1.00 to 1.00"),
         (
