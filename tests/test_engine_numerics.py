@@ -26,6 +26,7 @@ from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
+from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.profile import Invariance, ModelProfile
 
@@ -192,6 +193,15 @@ def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     assert invariance.tokens >= numerics.USEFUL_TOKENS
     assert invariance.threads == model.threads > 0
     assert model.min_tokens == invariance.min_tokens
+
+
+def test_a_setting_that_the_plugin_refuses_is_passed_over(tiny_llama_pair, monkeypatch):
+    refused, files = (("KV_CACHE_PRECISION", "u3"),), PairFiles(tiny_llama_pair.target)
+    monkeypatch.setattr(numerics, "candidates", lambda *_: [refused, CLOSE.properties])
+    assert numerics.open_target(files, CORE)[0].settings.properties == CLOSE.properties
+    monkeypatch.setattr(numerics, "candidates", lambda *_: [refused])
+    with pytest.raises(ModelError, match="cannot run this model"):
+        numerics.open_target(files, CORE)
 
 
 def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(

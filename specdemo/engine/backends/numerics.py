@@ -15,6 +15,7 @@ import openvino as ov
 
 from ..cache import KVSequence
 from ..checkpoint import Checkpoint, PairFiles, weights_size
+from ..faults import ModelError
 from ..messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
 from ..profile import Invariance, ModelProfile, Properties
 from . import graph, kernels
@@ -125,7 +126,8 @@ def open_target(
     """Compile a target model with `available` bytes of memory free. Gives it, with the padding that
     its invariance demands, and its invariance. Fast numerics take the plugin's own setting. `exact`
     ones take the `known` setting, else the first candidate in which forwards of USEFUL_TOKENS agree
-    and single tokens agree or have a guard, else the last candidate. Raises ModelError."""
+    and single tokens agree or have a guard, else the last candidate. One that the plugin refuses is
+    passed over if another follows. Raises ModelError."""
     source, costs = files.target, known.costs if known else {}
     six = min((costs[size] for size in costs if size >= 6), default=0)
     fine = six > FINE_COST_RATIO * costs.get(1, 0)
@@ -144,9 +146,14 @@ def open_target(
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
         used_shapes = KERNEL_SHAPES if kernels.PROPERTY in properties else shapes
         chosen = replace(settings, properties=properties, fixed_shapes=used_shapes)
-        model = open_model(source, chosen, core)
-        if exact and known is None:
-            invariance = measure_invariance(model)
+        try:
+            model = open_model(source, chosen, core)
+            if exact and known is None:
+                invariance = measure_invariance(model)
+        except ModelError:
+            if properties == tried[-1]:
+                raise
+        else:
             if invariance.tokens >= USEFUL_TOKENS and (
                 invariance.guard or not invariance.one_token
             ):
