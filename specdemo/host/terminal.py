@@ -121,7 +121,13 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
 
     if not table:
         return
-    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    drawn = RichTable(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for name, value in table[0].items():
         justify: Literal["left", "right"] = "left" if isinstance(value, str) else "right"
         drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
