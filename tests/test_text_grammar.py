@@ -345,6 +345,10 @@ def test_annotations_and_unique_items_restrict_nothing(grammars, schema):
     assert grammars.compiled(json.dumps(schema))().mask().any()
 
 
+def numbers(**bounds) -> dict:
+    return {"type": "array", "items": {"type": "number", **bounds}}
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "allowed"),
     [
@@ -364,6 +368,12 @@ def test_annotations_and_unique_items_restrict_nothing(grammars, schema):
         ({**SCORE, "additionalProperties": {"type": "null"}}, '{"score": 1, "\\u', False),
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"a"', False),
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"b": 1}', True),
+        (numbers(exclusiveMinimum=1, maximum=1.25), "[1]", False),
+        (numbers(exclusiveMinimum=1, maximum=1.25), "[1.1]", True),
+        (numbers(exclusiveMinimum=1, maximum=2), "[1.5, 2]", True),
+        (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0]", False),
+        (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0.4]", True),
+        (numbers(allOf=[{"exclusiveMinimum": 1}, {"maximum": 1.25}]), "[1]", False),
     ],
 )
 def test_nothing_is_allowed_that_has_no_valid_end(grammars, embedded_pair, schema, text, allowed):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from math import isfinite, prod
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from specdemo.errors import BadInput
@@ -64,11 +64,30 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
             part["allOf"] = [*part.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
     if why := next(filter(None, map(_wrong_value, parts)), "") or _wrong_divisors(parts):
         raise BadInput(f"{place} has {why}.", param)
+    _move_bounds(parts, "exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1)
+    _move_bounds(parts, "exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1)
     if any("patternProperties" in part for part in parts):
         _name_properties(parts, place, allows)
     if any("$ref" in part for part in parts):
         _forbid_endless(document, parts, place)
     return styled(document)
+
+
+def _move_bounds(parts: list[Schema], name: str, others: Iterable[str], direction: int) -> None:
+    """Move integers that are exclusive bounds a thousandth of the way to a bound that is less than
+    1 away: llguidance would allow the integer itself, such as 1 where 1 < x < 1.25. The parts may
+    be those of one `allOf`, so the bounds of all are compared."""
+    limits = [part[other] for part in parts for other in others if _is_number(part.get(other))]
+    for part in parts:
+        bound = part.get(name)
+        if _is_number(bound) and bound == int(bound) and part.get("type") != "integer":
+            distances = (direction * (limit - bound) for limit in limits)
+            if near := [distance for distance in distances if 0 < distance < 1]:
+                part[name] = bound + direction * min(near) / 1000
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and isfinite(value)
 
 
 def styled(schema: Schema) -> str:
@@ -110,7 +129,7 @@ def _wrong_value(part: Schema) -> str:
 
 def _wrong_divisors(parts: list[Schema]) -> str:
     values = [part["multipleOf"] for part in parts if "multipleOf" in part]
-    numbers = (value for value in values if type(value) in (int, float) and isfinite(value))
+    numbers = filter(_is_number, values)
     divisors = set(map(_digits, numbers))
     if prod(divisors) <= MAX_MULTIPLE:
         return ""
