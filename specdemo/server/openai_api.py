@@ -19,9 +19,10 @@ from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize
+from specdemo.server.application import Reports, application
 from specdemo.server.backend import Piece, ScoredToken
 from specdemo.server.json_pieces import as_json, chat_token, json_list, likeliest, text_of
-from specdemo.server.request_guard import MAX_BODY, Reports, RequestGuard, application, refusal
+from specdemo.server.request_guard import MAX_BODY, RequestGuard, refusal
 from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.text.tools import FunctionCall

@@ -1,5 +1,5 @@
-"""The web application of both servers, the page's and the API's: /health and /metrics, and in front
-of all routes the checks which hosts and origins may ask, how large and slow a request may be."""
+"""The checks in front of all routes of both servers: which hosts and origins may ask, how large and
+how slow a request may be; and the response to a refused one."""
 
 import asyncio
 import hmac
@@ -10,13 +10,11 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi.responses import JSONResponse
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -25,7 +23,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.options import wrong_parameter
 
@@ -265,71 +262,3 @@ def has_key(request: Request, key: str | None) -> bool:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     same = hmac.compare_digest(token.strip().encode(), (key or "").encode())
     return key is None or same and scheme.lower() == "bearer"
-
-
-INSTEAD = {
-    "/v1/responses": "Use POST /v1/chat/completions, with messages in place of input.",
-    "/v1/messages": "Use POST /v1/chat/completions, in OpenAI's format.",
-    "/v1/embeddings": "This model writes text; run an embedding model on another server.",
-    "/infill": "Use POST /v1/completions, with prompt and suffix.",
-    "/completion": "Use POST /v1/completions.",
-    "/api/chat": "Use POST /v1/chat/completions.",
-    "/api/generate": "Use POST /v1/completions.",
-}
-"""What clients of other services ask for, and what there is here."""
-
-
-def unknown_address(method: str, path: str, paths: dict[str, Any]) -> str:
-    """The sentence about an address that is none of the `paths` of the OpenAPI schema."""
-    hint = INSTEAD.get(path.rstrip("/"), "")
-    if f"/v1{path}" in paths:
-        hint = "Let the client's base URL end with /v1."
-    known = [f"{verb.upper()} {name}" for name, verbs in paths.items() for verb in verbs]
-    return " ".join([f"There is no {method} {path[:100]} here.", hint, f"{', '.join(known)}."])
-
-
-class Reports(Protocol):
-    """What reports on models: a Host, or the replicas of one (`ray.ReplicaBackend`)."""
-
-    async def health(self) -> dict[str, Any]: ...
-    async def metrics(self) -> str: ...
-
-
-REFUSED = HTTPException, RequestValidationError, SpecdemoError, Exception
-
-
-def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAPI:
-    """The application, with the guard in `state.guard`. With a key, /health gives only its status
-    to requests without it."""
-
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, HTTPException) and error.detail == "Not Found":  # by Starlette
-            paths = app.openapi()["paths"]
-            error.detail = unknown_address(request.method, request.url.path, paths)
-        return refusal(error)
-
-    app = FastAPI(
-        title="specdemo",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        middleware=guard.middleware(),
-        exception_handlers=dict.fromkeys(REFUSED, refused),
-    )
-    app.state.guard = guard
-    described = [Depends(HTTPBearer(auto_error=False))] if guard.key else []  # in /openapi.json
-
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health")
-    async def health(request: Request) -> Response:
-        health = await host.health()
-        shown = health if has_key(request, guard.key) else {"status": health["status"]}
-        return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
-
-    @app.head("/metrics", include_in_schema=False)
-    @app.get("/metrics", dependencies=described)
-    async def metrics() -> Response:
-        return Response(await host.metrics(), media_type=CONTENT_TYPE_LATEST)
-
-    app.include_router(router, dependencies=described)
-    return app

@@ -25,6 +25,7 @@ from starlette.routing import Mount
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.threads import Begin, ShortestFirst, merged
 from specdemo.runs.trace import SOURCES, Trace, from_json
+from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.background_download import BackgroundDownload
 from specdemo.server.page.layout import IDEA, LOOKS, STATIC, TITLE, build
@@ -32,7 +33,6 @@ from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
 from specdemo.server.page.service import Service, Visitor, visitor_of
 from specdemo.server.page.wording import recorded_name
-from specdemo.server.request_guard import application
 
 RECORDED = STATIC / "recorded"  # races to watch before a question; tools/page_record.py makes them
 KINDS = {
