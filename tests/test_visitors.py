@@ -20,7 +20,7 @@ from helpers import page_application, page_server, until
 from test_page_parts import SAVED
 from toy_session import ToySession, toy_clock
 
-from specdemo.bench.load_test import ask, level
+from specdemo.commands.bench import ask, level
 from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, trace_of

@@ -1,1 +1,1 @@
-"""Measures what speculative decoding saves, beside other engines; load tests; `tune`."""
+"""Measures what speculative decoding saves, beside other engines."""

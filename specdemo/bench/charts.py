@@ -143,7 +143,7 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
 
 
 def by_task(report: BenchReport) -> Figure:
-    speedups = report.summary.speedup_by_task
+    speedups = report.summary["speedup_by_task"]
     figure = _columns("Speed-up by task", TIMES, ".2f", speedups, [SPECULATIVE])
     figure.add_scatter(
         x=[label(row["task"]) for row in report.rows],

@@ -48,13 +48,12 @@ class Decision:
 def decide(
     verdict: Verdict,
     traces: Sequence[Trace],
-    speedups: dict[str, float | None],
-    worst: float | None,
+    summary: Row,
     users: list[Row],
     choice: ModelChoice,
     settings: Settings,
 ) -> Decision:
-    """The decision after these races; `speedups` are by task, `worst` is that of a prompt."""
+    """The decision after these races, with the `summary` of a BenchReport."""
     free = bool(settings.temperature) and settings.coupling == "maximal"
     different = 0 if free else sum(not trace.identical for trace in traces)
     use = {"faster": True, "slower": False, "undecided": None}[verdict.result]
@@ -63,12 +62,12 @@ def decide(
         use, answers = False, f"different in {different} of {len(traces)} races"
     gain = f"{verdict.headline.removeprefix('Undecided: ')} ({verdict.detail})"
     if verdict.result != "undecided":
-        low, high = verdict.interval
+        (low, high), speedups = verdict.interval, summary["speedup_by_task"]
         faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
         gain = (
             f"{low:.2f} to {high:.2f} times as fast ({verdict.sure:.0%} sure, {verdict.races} "
             f"{verdict.unit}s), faster on {faster} of {len(speedups)} tasks, never slower than "
-            f"{worst or 0.0:.2f}"
+            f"{summary['worst_prompt_speedup'] or 0.0:.2f}"
         )
     length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
     sentence = f"{drafts_of(traces)}, length {length}: {gain}, answers {answers}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median_low
 from time import perf_counter
@@ -50,24 +50,6 @@ PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between f
 
 
 @dataclass(frozen=True, slots=True)
-class BenchSummary:
-    """Ratios of totals, never means of rates. What is per token has the keys of WAYS."""
-
-    speedup: float | None
-    speedup_by_task: dict[str, float | None]
-    worst_prompt_speedup: float | None
-    autoregressive_tokens_per_s: float | None
-    speculative_tokens_per_s: float | None
-    acceptance_rate: float | None
-    tokens_per_round: float | None
-    identical: bool | None
-    prompts: int
-    outside_inference_fraction: float | None
-    cpu_seconds_per_token: dict[str, float | None]
-    joules_per_token: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
 class Details:
     """`differences` by prompt, in words; `skipped`: why a prompt or a peer was left out;
     `positions`: (accepted, examined) of the first, second, ... draft token of a round."""
@@ -83,10 +65,11 @@ class Details:
 
 @dataclass(kw_only=True)
 class BenchReport(ReportHeader):
-    """`rows` is a table of prompts, `peers` has a row for each engine and method."""
+    """`rows` is a table of prompts, `summary` is of them all (`summary_of`), `peers` has a row for
+    each engine and method."""
 
     rows: list[Row]
-    summary: BenchSummary
+    summary: Row
     decision: Decision
     peers: dict[str, Row]
     details: Details
@@ -94,7 +77,7 @@ class BenchReport(ReportHeader):
     @property
     def tokens_per_s(self) -> dict[str, float | None]:
         """Of every engine and method, ours first."""
-        ours = {f"specdemo/{way}": getattr(self.summary, f"{way}_tokens_per_s") for way in WAYS}
+        ours = {f"specdemo/{way}": self.summary[f"{way}_tokens_per_s"] for way in WAYS}
         return ours | {name: row["tokens_per_s"] for name, row in self.peers.items()}
 
 
@@ -216,8 +199,7 @@ def bench(
         decision=decide(
             verdict,
             [trace for _, trace in traces],
-            summary.speedup_by_task,
-            summary.worst_prompt_speedup,
+            summary,
             curve,
             choice or ModelChoice(pair.name),
             settings,
@@ -326,27 +308,28 @@ class PeerAnswers:
         return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
 
 
-def summary_of(raced: Sequence[RacedPrompt]) -> BenchSummary:
+def summary_of(raced: Sequence[RacedPrompt]) -> Row:
+    """Ratios of totals, never means of rates. What is per token has the keys of WAYS."""
     figures = [item.figures for item in raced]
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
     for item, summary in zip(raced, figures, strict=True):
         tasks.setdefault(item.prompt.task, []).append(summary)
     speedups = [summary.speedup for summary in figures if summary.speedup]
-    return BenchSummary(
-        speedup=total.speedup,
-        speedup_by_task={task: combined(each).speedup for task, each in tasks.items()},
-        worst_prompt_speedup=min(speedups, default=None),
-        autoregressive_tokens_per_s=total.baseline_tokens_per_second,
-        speculative_tokens_per_s=over(total.decoded, total.decode_seconds),
-        acceptance_rate=total.acceptance_rate,
-        tokens_per_round=over(total.decoded, total.decode_rounds),
-        identical=all(item.identical for item in raced) if raced else None,
-        prompts=len(raced),
-        outside_inference_fraction=over(total.outside_seconds, total.decode_seconds),
-        cpu_seconds_per_token=_per_token(total, total.baseline_cpu_seconds, total.cpu_seconds),
-        joules_per_token=_per_token(total, total.baseline_joules, total.joules),
-    )
+    return {
+        "speedup": total.speedup,
+        "speedup_by_task": {task: combined(each).speedup for task, each in tasks.items()},
+        "worst_prompt_speedup": min(speedups, default=None),
+        "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
+        "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
+        "acceptance_rate": total.acceptance_rate,
+        "tokens_per_round": over(total.decoded, total.decode_rounds),
+        "identical": all(item.identical for item in raced) if raced else None,
+        "prompts": len(raced),
+        "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
+        "cpu_seconds_per_token": _per_token(total, total.baseline_cpu_seconds, total.cpu_seconds),
+        "joules_per_token": _per_token(total, total.baseline_joules, total.joules),
+    }
 
 
 def _per_token(total: Summary, *quantities: float | None) -> dict[str, float | None]:
@@ -378,13 +361,13 @@ def by_length(raced: Sequence[RacedPrompt]) -> list[Row]:
 def tables(report: BenchReport) -> dict[str, Table]:
     """A report's tables by title, the most important one first, without empty ones."""
     details, summary = report.details, report.summary
-    figures = asdict(summary)
+    figures = dict(summary)
     cpu, joules = figures.pop("cpu_seconds_per_token"), figures.pop("joules_per_token")
     by_task = figures.pop("speedup_by_task")
     # First how good our baseline is: a weak one flatters the speed-up.
     ratios = {
         f"autoregressive, relative to {name}": over(
-            summary.autoregressive_tokens_per_s or 0, peer["tokens_per_s"]
+            summary["autoregressive_tokens_per_s"] or 0, peer["tokens_per_s"]
         )
         for name, peer in report.peers.items()
         if name.endswith("/autoregressive")
@@ -433,8 +416,8 @@ def token_milliseconds(report: BenchReport) -> dict[str, float | None]:
     """Milliseconds per token: of both WAYS, and of the parts of speculative decoding."""
     summary, total = report.summary, report.details.total
     return {
-        "autoregressive decoding": over(1e3, summary.autoregressive_tokens_per_s),
-        "speculative decoding": over(1e3, summary.speculative_tokens_per_s),
+        "autoregressive decoding": over(1e3, summary["autoregressive_tokens_per_s"]),
+        "speculative decoding": over(1e3, summary["speculative_tokens_per_s"]),
         "drafting": over(1e3 * total.draft_seconds, total.decoded),
         "verifying": over(1e3 * total.verify_seconds, total.decoded),
         "outside inference": over(1e3 * total.outside_seconds, total.decoded),

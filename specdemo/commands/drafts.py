@@ -86,10 +86,10 @@ def race_drafts(
         summary = figures.summary
         yield DraftResult(
             draft=draft,
-            speedup=summary.speedup or 0.0,
-            tokens_per_second=summary.speculative_tokens_per_s or 0.0,
-            acceptance_rate=summary.acceptance_rate,
-            target_seconds=over(1.0, summary.autoregressive_tokens_per_s) or 0.0,
+            speedup=summary["speedup"] or 0.0,
+            tokens_per_second=summary["speculative_tokens_per_s"] or 0.0,
+            acceptance_rate=summary["acceptance_rate"],
+            target_seconds=over(1.0, summary["autoregressive_tokens_per_s"]) or 0.0,
             draft_seconds=step,
             verdict=figures.decision.verdict.sentence,
         )

@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from specdemo.bench.load_test import ask, at_rest, level
 from specdemo.bench.prompts import read_prompts
+from specdemo.commands.bench import ask, at_rest, level
 from specdemo.errors import RequestFailed
 from specdemo.host.server_process import started
 

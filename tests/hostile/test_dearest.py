@@ -18,7 +18,7 @@ import psutil
 import pytest
 from test_page_parts import largest_run
 
-from specdemo.bench.load_test import ask
+from specdemo.commands.bench import ask
 from specdemo.host.server_process import started
 
 BYTES = 762_000  # of a body for the embedded pair

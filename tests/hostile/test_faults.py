@@ -14,7 +14,7 @@ import time
 import httpx
 import pytest
 
-from specdemo.bench.load_test import ask
+from specdemo.commands.bench import ask
 from specdemo.host.server_process import ROOT, started
 from specdemo.runs.trace import from_json
 
