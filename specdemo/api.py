@@ -22,9 +22,9 @@ from specdemo.runs.question import (
     SessionEvent,
     as_lists,
     is_batch,
+    new_text,
     read_prompt,
     trace_of,
-    with_text,
 )
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
@@ -273,8 +273,10 @@ def _question(
 
 def _pieces(events: Iterator[SessionEvent]) -> Generator[str, None, None]:
     """The text of the answer, piece by piece."""
-    for _, piece in with_text(events):
-        if piece:
+    sent = 0
+    for event in events:
+        if piece := new_text(event, sent):
+            sent += len(piece)
             yield piece
 
 
@@ -298,21 +300,11 @@ def load(
     The other options are those of `specdemo run`; `threads` bounds the processor threads of an
     inference. Raises BadInput for an unusable choice, FetchError, ModelError or MissingPackage.
     """
+    choice = dict(locals())
+    del choice["threads"]
     if os.sep in pair or pair.lower().endswith(".gguf"):
         raise BadInput(f"{pair!r} names no pair; pass files and folders as model=...", "pair")
-    choice = parse(
-        ModelChoice,
-        {
-            "pair": pair,
-            "model": model,
-            "assistant_model": assistant_model,
-            "device": device,
-            "draft_device": draft_device,
-            "weight_format": weight_format,
-            "kv_cache": kv_cache,
-            "thinking": thinking,
-        },
-    )
+    chosen = chosen_pair(parse(ModelChoice, choice))
     with progress_bar() as report:
-        loaded = load_pair(chosen_pair(choice), report)
+        loaded = load_pair(chosen, report)
         return Pipeline(compiled_session(loaded, report, threads=threads))

@@ -28,7 +28,7 @@ from specdemo.convert import exporting, gguf_file, ir
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, from_json, to_json
+from specdemo.runs.trace import Trace, from_json
 from specdemo.server.page import model_menu, routes
 from specdemo.server.page.routes import PageGuard
 from specdemo.text.templates import Message, chat_template
@@ -55,7 +55,7 @@ def fuzz(*strategies):
 
 
 TRACE = race_trace("one ", "two ", "three ")
-SAMPLE = to_json(dataclasses.replace(TRACE, shared_with=3))
+SAMPLE = dataclasses.replace(TRACE, shared_with=3).to_json()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
@@ -76,7 +76,7 @@ def parses_or_says(text: str | bytes) -> Trace | None:
     except BadInput as error:
         assert len(sentence(error)) < 300
         return None
-    assert from_json(to_json(trace)) == trace
+    assert from_json(trace.to_json()) == trace
     return trace
 
 

@@ -27,7 +27,7 @@ from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
-from specdemo.runs.trace import Baseline, BaselineToken, Trace, to_json
+from specdemo.runs.trace import Baseline, BaselineToken, Trace
 from specdemo.server.page import benchmark, events
 from specdemo.server.page.layout import BOOK, DOES_NOT_PAY
 from specdemo.server.page.service import Service, VisitorLimits
@@ -341,10 +341,10 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
     tab, open_tab, other_server, tmp_path
 ):
     path, page = tmp_path / "run.json", tab.page
-    path.write_text(to_json(hostile_trace()), encoding="utf-8")
+    path.write_text(hostile_trace().to_json(), encoding="utf-8")
     tab.open_file(path)
     again = json.loads(tab.downloaded("Download this run (JSON)"))
-    assert again == json.loads(to_json(hostile_trace()))
+    assert again == json.loads(hostile_trace().to_json())
     assert all(text in tab.text(".sd-text-spec") for text in HOSTILE)
     page.get_by_role("button", name="The answer as formatted text").click()
     formatted = page.locator("#sd-formatted")
@@ -435,7 +435,7 @@ def test_a_link_with_a_question_offers_its_race_and_no_other_result_stands_under
     assert tab.page.evaluate(
         "['.sd-visits', '.sd-file'].every(name => document.querySelector(name).inert)"
     )
-    open_run(tab.page, to_json(made_up()))
+    open_run(tab.page, made_up().to_json())
     session.resume()
     assert tab.finished()["instruction"] == "Who was Napoleon?"
     tab.page.reload()
@@ -588,7 +588,7 @@ def test_the_headline_says_what_the_chart_shows(
     )
     watched = race_trace(*["question "] * 9)
     races = [watched, *(at_pace(watched, *both) for both in seconds)]
-    open_run(tab.page, to_json(on_show(races)))
+    open_run(tab.page, on_show(races).to_json())
     tab.page.wait_for_function(DRAWN)
     page = SimpleNamespace(**tab.page.evaluate(SHOWN))
     assert (page.headline, page.tone) == (headline, tone)
@@ -681,7 +681,7 @@ def made_up():
 @pytest.fixture
 def page(tab):
     """The shared tab, with the made-up run on it."""
-    open_run(tab.page, to_json(made_up()))
+    open_run(tab.page, made_up().to_json())
     return tab.page
 
 
@@ -747,7 +747,7 @@ def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser
     page.clock.install()
     page.goto(url)
     page.wait_for_function("window.specdemo?.race?.trace")
-    open_run(page, to_json(made_up()))
+    open_run(page, made_up().to_json())
     page.clock.pause_at("2100-01-01")
     shown = "window.specdemo.race.motion.view"
     page.evaluate("document.activeElement.blur()")
@@ -806,7 +806,7 @@ def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
     expect(saved).not_to_contain_text("Energy")  # nothing measures it
     # Without a baseline, no step made one token.
     alone = dataclasses.replace(race_trace("1", "2"), baseline=None, identical=None)
-    open_run(page, to_json(alone))
+    open_run(page, alone.to_json())
     expect(saved).to_be_visible()
     expect(page.locator(".sd-curve")).to_be_hidden()
     expect(page.locator(".sd-headline")).to_be_visible()

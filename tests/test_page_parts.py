@@ -24,7 +24,7 @@ from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
-from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize, to_json
+from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize
 from specdemo.server.page import events, layout, model_menu, wording
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
@@ -323,7 +323,7 @@ def test_recorded_races_are_small_identical_and_say_where_they_come_from():
 
 SAVED_TRACE = race_trace(*["one ", "two ", "three "] * 4)
 RACES = [SAVED_TRACE, *(at_pace(SAVED_TRACE, 1.0, slow) for slow in (1.5, 1.6))]
-SAVED = to_json(on_show(RACES))
+SAVED = on_show(RACES).to_json()
 
 
 def saved_with(*path, value) -> str:

@@ -18,7 +18,7 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.judge import PairedRuns, judge, median_interval, starved
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import COMPILING, Trace, from_json, to_json
+from specdemo.runs.trace import COMPILING, Trace, from_json
 from specdemo.server.page import events, wording
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
@@ -164,7 +164,7 @@ def test_the_median_race_is_on_show_and_races_are_repeated_until_they_suffice(
     assert result.interval == pytest.approx(interval)
     assert (result.races, race.enough(trace)) == (races, enough)
     assert len(trace.repeats) == len(seconds)
-    assert from_json(to_json(trace)) == trace
+    assert from_json(trace.to_json()) == trace
 
 
 def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
@@ -183,7 +183,7 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
     assert trace.speedup == pytest.approx(1.5) and trace.verdict.races == 1
     note = "1 race not counted: other programs take half of this machine."
     assert wording.verdict(trace)["notes"][-1] == note
-    assert from_json(to_json(trace)) == trace
+    assert from_json(trace.to_json()) == trace
 
 
 def test_what_cannot_be_compared_is_not_repeated():
@@ -205,13 +205,13 @@ def test_the_page_words_the_race_on_show_and_lists_the_others():
 
 def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched():
     trace = raced((0.1, 0.14), (0.1, 0.15))
-    data = json.loads(to_json(trace))
+    data = json.loads(trace.to_json())
     assert data["schema"] == 1
     for repeat in data["repeats"]:
         for name in ("times", "tokens", "baseline_times"):
             del repeat[name]
     assert from_json(json.dumps(data)).verdict == trace.verdict
-    old = json.loads(to_json(TRACE))
+    old = json.loads(TRACE.to_json())
     del old["watched"], old["compiling"]
     old["repeats"] = [{"seconds": 1.0, "baseline_seconds": 1.5}]
     assert from_json(json.dumps(old)) == TRACE

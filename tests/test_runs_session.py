@@ -27,7 +27,6 @@ from specdemo.runs.trace import (
     describe_difference,
     from_json,
     summarize,
-    to_json,
 )
 from specdemo.text.templates import Message
 
@@ -73,7 +72,7 @@ def test_the_embedded_pair_answers_as_its_baseline_does(embedded_session, prompt
     assert summarize(trace).speedup > 0
     text = embedded_session.loaded.tokenizer.decode(trace.token_ids)
     assert trace.text == text or trace.text.startswith(text[:-1])
-    assert from_json(to_json(trace)) == trace
+    assert from_json(trace.to_json()) == trace
 
 
 @pytest.mark.parametrize(
@@ -258,7 +257,7 @@ def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_the_same_tok
         assert trace.token_ids == unstopped.token_ids[: len(trace.tokens)]
         assert stop in "".join(token.text for token in trace.tokens)
         assert stop not in "".join(token.text for token in trace.tokens[:-1])
-        assert from_json(to_json(trace)) == trace
+        assert from_json(trace.to_json()) == trace
     never = answered(session, PROMPTS[1], replace(settings, stop=("no such text",)))
     assert never.token_ids == unstopped.token_ids and never.text == unstopped.text
 

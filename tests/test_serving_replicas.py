@@ -95,7 +95,7 @@ def events(handle: Handle, most: int = 100) -> list:
     return asyncio.run(collect())
 
 
-@pytest.mark.parametrize("before", [[DIED], [Piece(None), DIED], [BEGUN, DIED]])
+@pytest.mark.parametrize("before", [[DIED], [None, DIED], [BEGUN, DIED]])
 def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
     handle = Handle(before, [BEGUN, SAID, OVER])
     assert events(handle)[-3:] == [BEGUN, SAID, OVER]

@@ -17,8 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import tokenizer as tokenizer_file
-from specdemo.text.stops import StopStrings
-from specdemo.text.tokenizer import REPLACEMENT, TextStream, Tokenizer
+from specdemo.text.tokenizer import REPLACEMENT, StopStrings, TextStream, Tokenizer
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these

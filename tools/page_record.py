@@ -22,7 +22,7 @@ from specdemo.pairs.registry import ModelChoice, chosen_pair, find_pair
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, as_json, from_json, to_json
+from specdemo.runs.trace import Trace, as_json, from_json
 from specdemo.server.page import benchmark
 from specdemo.server.page.layout import BOOK
 from specdemo.server.page.web_app import RECORDED
@@ -56,7 +56,7 @@ def record(options: argparse.Namespace) -> None:
 
 
 def write(trace: Trace, path: Path) -> None:
-    short = json.loads(to_json(trace), parse_float=lambda number: round(float(number), DIGITS))
+    short = json.loads(trace.to_json(), parse_float=lambda number: round(float(number), DIGITS))
     text = as_json(short)
     path.write_text(text + "\n", encoding="utf-8")
     result = from_json(text).verdict

@@ -23,7 +23,7 @@ from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import Question, SessionEvent
 from specdemo.runs.race import ENOUGH_SECONDS, enough
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize, to_json
+from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize
 
 STYLES = {
     "accepted": "green",
@@ -83,7 +83,7 @@ def run(
         loaded.check.require(CHECK_SECONDS)
     notes.print("\n" + "\n".join(figures_of(trace)))
     if json_file:
-        write_json(to_json(trace), json_file)
+        write_json(trace.to_json(), json_file)
 
 
 def after_preparation(events: Iterator[SessionEvent]) -> Iterator[SessionEvent]:

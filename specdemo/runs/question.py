@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -18,9 +18,8 @@ from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.text.chat import read_messages
-from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message
-from specdemo.text.tokenizer import TextStream, Tokenizer
+from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
 from specdemo.text.tools import CallReader, FunctionCall, Tools
 
 if TYPE_CHECKING:
@@ -157,17 +156,12 @@ class AnswerRun:
         return max(decoding - self.request.inference, 0.0)
 
 
-def with_text(events: Iterable[SessionEvent]) -> Iterator[tuple[SessionEvent, str]]:
-    """Each event with the certain text that it adds to the answer; the Trace has the last of it."""
-    sent = 0
-    for event in events:
-        text = ""
-        if isinstance(event, Trace):
-            text = event.text[sent:]
-        elif isinstance(event, Round):
-            text = event.text
-        sent += len(text)
-        yield event, text
+def new_text(event: SessionEvent, sent: int) -> str:
+    """The certain text that an event adds to the `sent` characters of an answer; the Trace has the
+    last of it."""
+    if isinstance(event, Trace):
+        return event.text[sent:]
+    return event.text if isinstance(event, Round) else ""
 
 
 def trace_of(events: Iterable[SessionEvent]) -> Trace:

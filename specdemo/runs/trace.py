@@ -18,7 +18,7 @@ from specdemo.options import wrong_parameter
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
-from specdemo.text.stops import StopStrings
+from specdemo.text.tokenizer import StopStrings
 from specdemo.text.tools import FunctionCall
 
 MAX_TEXT = 1000  # characters of a token; public vocabularies have up to 256
@@ -229,8 +229,13 @@ class Trace:
         return f"<Answer {reprlib.repr(self.text)}, {words}>"
 
     def to_json(self) -> str:
-        """The trace as JSON, which opens on the page and in `from_json`."""
-        return to_json(self)
+        """The trace as JSON (schema 1), with its summary. It opens on the page; `from_json` gives
+        back an equal trace."""
+        summary = summarize(self)
+        derived = [name for name, item in vars(Summary).items() if isinstance(item, property)]
+        figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
+        words = {"seed": self.settings.seed, "summary": figures, "verdict": self.verdict}
+        return as_json(_fields(self) | words)
 
     @property
     def time_to_first_token(self) -> float:
@@ -452,15 +457,6 @@ def over(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
-def to_json(trace: Trace) -> str:
-    """A trace as JSON (schema 1), with its summary; `from_json` gives back an equal trace."""
-    summary = summarize(trace)
-    derived = [name for name, item in vars(Summary).items() if isinstance(item, property)]
-    figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
-    words = {"seed": trace.settings.seed, "summary": figures, "verdict": trace.verdict}
-    return as_json(_fields(trace) | words)
-
-
 def as_json(value: Any) -> str:
     """JSON of data and dataclasses. Raises ValueError for numbers that are not finite."""
     return json.dumps(value, default=_fields, ensure_ascii=False, allow_nan=False)
@@ -479,9 +475,9 @@ _READER = TypeAdapter(Trace)
 
 
 def from_json(text: str | bytes) -> Trace:
-    """Read a trace written by `to_json`, of this version or an earlier one; unknown fields are
-    ignored. Raises BadInput, naming the field, for anything else, and for what no run can be: a
-    trace comes from strangers, and what it says is computed with and drawn."""
+    """Read the JSON of a trace, of this version or an earlier one; unknown fields are ignored.
+    Raises BadInput, naming the field, for anything else, and for what no run can be: a trace comes
+    from strangers, and what it says is computed with and drawn."""
     try:
         trace = _READER.validate_json(text, strict=True)
     except ValidationError as error:

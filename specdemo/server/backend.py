@@ -7,20 +7,19 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import aclosing, closing, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.engine.messages import Logprobs, Round
-from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.host.threads import ShortestFirst, merged
-from specdemo.runs.question import Question, with_text
+from specdemo.runs.question import Question, SessionEvent, new_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
-from specdemo.runs.trace import BaselineToken, Trace
+from specdemo.runs.trace import Trace
 from specdemo.server.host import Host, Loading, Ready, ShowLine
 from specdemo.server.metrics import Record
 from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
@@ -57,11 +56,10 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An event of one of the answers to a request, or None after PING seconds without one. `text`
-    is the next certain text, `tokens` are its tokens if they are scored, and `calls` are those that
-    it completes, without their text."""
+    """An event of one of the answers to a request. `text` is the next certain text, `tokens` are
+    its tokens if they are scored, and `calls` are those that it completes, without their text."""
 
-    event: Waiting | Round | BaselineToken | Trace | None
+    event: SessionEvent
     text: str = ""
     answer: int = 0
     tokens: tuple[ScoredToken, ...] = ()
@@ -132,9 +130,10 @@ class LocalBackend(Host):
             raise NotReady(state.line)
         return state.session
 
-    async def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]:
-        """The events of the answers, a Trace the last of each, from threads; closing the iterator
-        ends them. Raises BadInput or Busy before the first event, RequestFailed later."""
+    def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece | None, None]:
+        """The events of the answers, a Trace the last of each, from threads; None after PING
+        seconds without one. Closing the iterator ends the answers. Raises BadInput or Busy before
+        the first event, RequestFailed later."""
         answers = Answers(self, self._ready_session(), request)
         stops = [threading.Event() for _ in range(request.answers)]
         if len(self.stops) + len(stops) > self.options.max_ongoing + self.options.max_waiting:
@@ -143,12 +142,7 @@ class LocalBackend(Host):
         begins = {stop: partial(answers.run, number, stop) for number, stop in enumerate(stops)}
         # They take half the places of the models at most: other requests go on beside them.
         places = max(self.options.max_ongoing // 2, 1)
-        async with aclosing(merged(begins, threads=places, ping=PING)) as pieces:
-            async for piece in pieces:
-                ended = piece.event if piece and isinstance(piece.event, Trace) else None
-                if ended and ended.finish_reason == "cancelled":
-                    raise RequestFailed(STOPPED)
-                yield piece or Piece(None)
+        return merged(begins, threads=places, ping=PING)
 
 
 def longest_answer(session: Session) -> int:
@@ -179,11 +173,10 @@ class Answers:
                 settings = replace(question.settings, seed=seed)
                 if repeated:
                     read.wait()
-                for piece in self._pieces(replace(question, settings=settings, stop=stop), answer):
-                    record.count(piece.event)
-                    if isinstance(piece.event, Round):
-                        read.set()
-                    yield piece
+                question = replace(question, settings=settings, stop=stop)
+                cancelled = yield from self._pieces(question, answer, record, read)
+            if cancelled:
+                raise RequestFailed(STOPPED)
         except Exception as error:
             if backend.closed:
                 raise RequestFailed(STOPPED) from error
@@ -200,16 +193,19 @@ class Answers:
         if error.code == "context_length_exceeded":
             error.param = "messages" if isinstance(self._request, ChatRequest) else "prompt"
 
-    def _pieces(self, question: Question, answer: int) -> Iterator[Piece]:
-        """Raises BadInput or Busy before the first."""
+    def _pieces(
+        self, question: Question, answer: int, record: Record, read: threading.Event
+    ) -> Generator[Piece, None, bool]:
+        """The pieces, and whether the answer was cancelled. Sets `read` once the prompt is read.
+        Raises BadInput or Busy before the first piece."""
         reader = CallReader(question.tools)
         content, scored = self._echo(question)
         ends = () if question.settings.ignore_eos else self._loaded.stop_ids
         echoed, spelled, sent = len(content), 0, 0  # characters of the prompt and of the answer
         unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._session.ask(question)) as events:
-            for event, text in with_text(events):
-                last = isinstance(event, Trace)
+            for event in events:
+                text, last = new_text(event, sent), isinstance(event, Trace)
                 if self._request.max_tokens == 0:
                     text = ""
                     if isinstance(event, Trace):
@@ -222,12 +218,18 @@ class Answers:
                         spelled += len(token.text)
                     if not self._request.extension.trace:
                         event.logprobs = ()  # in `scored` they are smaller
+                if isinstance(event, Round):
+                    read.set()
+                record.count(event)
+                if isinstance(event, Trace) and event.finish_reason == "cancelled":
+                    return True
                 sent += len(text)
                 while unsent and (unsent[0][0] < sent or spelled == sent):
                     scored.append(unsent.popleft()[1])
                 more, calls = reader.read(text, last=last)
                 yield Piece(event, content + more, answer, tuple(scored), calls)
                 content, scored = "", []
+        return False
 
     def _echo(self, question: Question) -> tuple[str, list[ScoredToken]]:
         """The text of the prompt and its tokens with their log-probabilities, where asked for."""

@@ -52,7 +52,7 @@ class Backend(Reports, Protocol):
     """What answers: the pair in this process (`LocalBackend`), or replicas (`ReplicaBackend`)."""
 
     async def model(self) -> dict[str, Any]: ...
-    def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]: ...
+    def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece | None, None]: ...
 
 
 def openai_application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
@@ -96,7 +96,9 @@ async def answer(
         async for piece in pieces:
             if await request.is_disconnected():
                 raise HTTPException(499, "The client closed its connection.")
-            if body.stream and piece.event is not None:  # the request was not refused
+            if piece is None:
+                continue
+            if body.stream:  # the request was not refused
                 return StreamingResponse(
                     server_sent(writer, piece, pieces),
                     headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
@@ -294,13 +296,13 @@ class ResponseWriter:
 
 
 async def server_sent(
-    writer: ResponseWriter, piece: Piece, pieces: AsyncIterator[Piece]
+    writer: ResponseWriter, piece: Piece | None, pieces: AsyncIterator[Piece | None]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `piece` the first. An error is sent as the last event.
     While no event comes, comments are sent, so that no proxy ends the stream."""
     try:
         while True:
-            if piece.event is None:
+            if piece is None:
                 yield b": nothing new\n\n"
             elif len(piece.tokens) > MANY_TOKENS or isinstance(piece.event, Trace):
                 yield await run_in_threadpool(writer.chunks, piece)

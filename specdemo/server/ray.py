@@ -65,7 +65,7 @@ class EngineReplica:
     def __del__(self) -> None:
         self._backend.close()
 
-    async def answer(self, request: AnswerRequest) -> AsyncIterator[Piece | Exception]:
+    async def answer(self, request: AnswerRequest) -> AsyncIterator[Piece | Exception | None]:
         """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
         try:
             async with aclosing(self._backend.answer(request)) as events:
@@ -128,7 +128,7 @@ class ReplicaBackend:
             return []
         return [report for report in reports if isinstance(report, dict)]
 
-    async def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece, None]:
+    async def answer(self, request: AnswerRequest) -> AsyncGenerator[Piece | None, None]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
         begun, unfinished = False, request.answers
         for _ in range(ATTEMPTS):
@@ -138,9 +138,10 @@ class ReplicaBackend:
                 while True:
                     if isinstance(piece, Exception):
                         raise piece
-                    begun = begun or not isinstance(piece.event, Waiting | None)
                     yield piece
-                    unfinished -= isinstance(piece.event, Trace)
+                    if piece is not None:
+                        begun = begun or not isinstance(piece.event, Waiting)
+                        unfinished -= isinstance(piece.event, Trace)
                     if not unfinished:
                         return
                     piece = await anext(response)

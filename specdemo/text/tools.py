@@ -5,8 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specdemo.text.stops import certain
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import Tokenizer, certain
 
 
 class FunctionCall(NamedTuple):

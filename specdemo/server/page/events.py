@@ -16,7 +16,7 @@ from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.runs.judge import MIN_RACES
-from specdemo.runs.question import Question, SessionEvent, trace_of, with_text
+from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import (
@@ -27,7 +27,6 @@ from specdemo.runs.trace import (
     judged,
     over,
     summarize,
-    to_json,
 )
 from specdemo.server.page import MAX_EVENTS, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
@@ -63,7 +62,7 @@ def finished(trace: Trace, phase: str, note: str = "") -> str:
         "origin": wording.origin(trace, "Recorded" if recorded else "Measured"),
         "recorded": recorded,
     }
-    return f'{message(phase, note, **words)[:-1]}, "trace": {to_json(trace)}}}'
+    return f'{message(phase, note, **words)[:-1]}, "trace": {trace.to_json()}}}'
 
 
 def opened(text: str) -> str:
@@ -193,16 +192,7 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
         whole answer in "text" and why it ended in "finish_reason". The settings are those of
         `python -m specdemo run --help`.
         """
-        values = {
-            "max_new_tokens": max_new_tokens,
-            "draft_tokens": draft_tokens,
-            "drafter": drafter,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "seed": seed,
-            "numerics": numerics,
-        }
+        values = dict(locals())
         stop, pair = Event(), menu.first
         try:
             if not isinstance(instruction, str):
@@ -222,9 +212,10 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
 
 def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
-    delta, sent_at = "", 0.0
-    for event, text in with_text(events):
-        delta += text
+    delta, sent, sent_at = "", 0, 0.0
+    for event in events:
+        text = new_text(event, sent)
+        delta, sent = delta + text, sent + len(text)
         if isinstance(event, Waiting):
             continue
         if isinstance(event, Round):
