@@ -18,6 +18,7 @@ from ..messages import (
     Proposal,
     Reply,
     Run,
+    Source,
     Translation,
     next_chunk,
     one_row,
@@ -99,29 +100,44 @@ class HeadDrafter(LogitsDrafter):
     """Proposes with a draft head. The head reads the target's hidden state that gave the last
     verified token, that token, and the draft tokens after it. Its `sequence` stays empty."""
 
-    name = "head"
+    name: Source = "head"
     depth = DEPTH
+    longest_text_run = 1  # tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._states = np.zeros((0, 0), np.float32)  # of the text's tokens in a chain's first run
+        self._runs = 0  # of a chain: one for the text, then one for each draft token
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
-        self._hidden = None if states is None else states[-1:]
-        self._read = 0
-        self._state: np.ndarray | None = None
+        assert states is not None, "a target model for a head gives its states"
+        unread = () if self._runs else self._states
+        self._states = np.array([*unread, *states][-self.longest_text_run :])
+        self._chained: np.ndarray | None = None
+        self._runs = 0
+
+    def run_of(self, text: list[int], drafted: list[int]) -> Run:
+        """The run that gives the logits after `text` and `drafted`."""
+        token = [*text, *drafted][-1]
+        return Run(self.sequence, [token], 1, True, states=self._states, chained=self._chained)
 
     def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
         seconds = 0.0
-        for token in [context[-1], *drafted][self._read :]:
-            run = Run(self.sequence, [token], 1, True, states=self._hidden, chained=self._state)
-            reply = yield Forward("draft", run)
-            self._state = reply.logits.last_state()
+        while self._runs <= len(drafted):
+            reply = yield Forward("draft", self.run_of(context, drafted[: self._runs]))
+            self._chained = reply.logits.last_state()
+            self._runs += 1
             seconds += reply.seconds
-        self._read = len(drafted) + 1
         return self.choose(reply.logits, context, drafted, mask), seconds
 
     def cost(self, drafted: list[int]) -> float:
-        return (len(drafted) + 1 - self._read) * self.costs.forward(1)
+        forward, chained = self.costs.forward, len(drafted) + 1 - self._runs
+        if self._runs:
+            return chained * forward(1)
+        return forward(min(len(self._states), LARGEST)) + (chained - 1) * forward(1)
 
 
-class EagleDrafter(LogitsDrafter):
+class EagleDrafter(HeadDrafter):
     """Proposes with an EAGLE-3 head. Each row of `sequence` pairs the target's states of a token of
     the text with the token after it. The rows of a chain come from the head's own states; once the
     target has verified a draft, they are dropped and written anew from its states. The prompt is
@@ -130,13 +146,11 @@ class EagleDrafter(LogitsDrafter):
     Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
 
     name = "eagle3"
-    depth = DEPTH
+    longest_text_run = PREFILL_CHUNK
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._first = 0  # position in the text of the first row
-        self._rows = self.sequence.length  # without those of a chain
-        self._states = np.zeros((0, 0), np.float32)  # of the text's tokens that have no row yet
         size = len(self.prompt)
         plan = self.policy.plan(size, self.request.most_tokens - size)
         expected = self.policy.accepted(self.name).total.upper_bound
@@ -156,52 +170,37 @@ class EagleDrafter(LogitsDrafter):
         if following:
             added = states[len(states) - (end - begin) :][: len(following)]
             yield Forward("draft", Run(self.sequence, following, 0, states=added))
-            self._rows = self.sequence.length
+
+    @property
+    def _rows(self) -> int:
+        """The number of rows without those of a chain."""
+        return self.sequence.length - max(self._runs - 1, 0)
 
     def reusable(self) -> int:
         rows = tuple(self.sequence.tokens[: self._rows])
         return 0 if self._first else common(self.prompt[1:], rows)
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
-        assert states is not None, "a target model for a head gives its states"
         self.sequence.truncate(self._rows)
-        waiting = [*self._states, *states][-PREFILL_CHUNK:]
-        self._states = np.array(waiting)
-        self._continue(len(context) - 1 - len(waiting))
-        self._read = 0
+        super().start(context, states)
+        self._continue(len(context) - 1 - len(self._states))
 
     def _continue(self, position: int) -> int:
         """The position in the text of the next row, which is to be `position` or later: without the
         rows between, the sequence begins anew."""
         if self._first + self._rows < position:
             self.sequence.truncate(0)
-            self._first, self._rows = position, 0
+            self._first = position
         return self._first + self._rows
 
-    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
-        seconds = 0.0
-        waiting = len(self._states)
-        if waiting:
-            run = Run(self.sequence, context[-waiting:], 1, waiting <= LARGEST, states=self._states)
-            reply = yield Forward("draft", run)
-            seconds += reply.seconds
-            self._states, self._rows = self._states[:0], self.sequence.length
-            self._chained = reply.logits.last_state()
-        for token in drafted[self._read :]:
-            run = Run(self.sequence, [token], 1, True, chained=self._chained)
-            reply = yield Forward("draft", run)
-            seconds += reply.seconds
-            self._chained = reply.logits.last_state()
-        self._read = len(drafted)
-        return self.choose(reply.logits, context, drafted, mask), seconds
-
-    def cost(self, drafted: list[int]) -> float:
-        waiting = min(len(self._states), LARGEST)
-        chain = (len(drafted) - self._read) * self.costs.forward(1)
-        return chain + self.costs.forward(waiting) if waiting else chain
+    def run_of(self, text: list[int], drafted: list[int]) -> Run:
+        if drafted:
+            return Run(self.sequence, drafted[-1:], 1, True, chained=self._chained)
+        count = len(self._states)
+        return Run(self.sequence, text[-count:], 1, count <= LARGEST, states=self._states)
 
     def catch_up(self, context: list[int], drafted: list[int]) -> float:
-        forward, waiting = self.costs.forward, len(self._states)
+        forward, waiting = self.costs.forward, 0 if self._runs else len(self._states)
         return forward(waiting) - forward(LARGEST) if waiting > LARGEST else 0.0
 
 
