@@ -116,7 +116,7 @@ def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
         token, confidence = guess
         best = max(chances.values())
         assert chances[token] == pytest.approx(best, abs=0.01)
-        logit = np.interp(confidence, [0, 1], [ngrams.LEAST_LOGIT, ngrams.MOST_LOGIT])
+        logit = np.interp(confidence, [0, 1], [ngrams.MIN_LOGIT, ngrams.MAX_LOGIT])
         assert 0 < confidence <= 1
         assert confidence == 1 or 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
 

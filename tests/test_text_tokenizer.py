@@ -221,7 +221,7 @@ def test_a_text_is_shown_up_to_what_may_become_the_first_stop_string(pieces, str
         ends = range(len(text) + 1)
         held = (end for end in ends if any(s.startswith(text[end:]) for s in strings))
         shown += stops.push(piece)
-        assert (shown, stops.found) == (expected if ended else text[: next(held, None)], ended)
+        assert (shown, stops.ended) == (expected if ended else text[: next(held, None)], ended)
         if ended:
             break
     assert shown + stops.rest() == (expected if pieces else "")

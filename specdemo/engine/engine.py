@@ -231,9 +231,9 @@ class Engine:
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
             if numerics.uses_kernels(source):
                 shapes = numerics.KERNEL_SHAPES
-            vocabulary, whole = DRAFT_VOCABULARY, target.model.vocabulary_size
+            vocabulary, size = DRAFT_VOCABULARY, target.model.vocabulary_size
             if files.translation is None:
-                vocabulary = whole if whole >= 4 * vocabulary else min(whole, vocabulary)
+                vocabulary = size if size >= 4 * vocabulary else min(size, vocabulary)
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
             if self._head is not None and isinstance(files.target, Path):
                 head = EagleHead(self._head, files.target, settings, self.core)

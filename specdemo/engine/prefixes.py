@@ -49,7 +49,7 @@ class PrefixCache:
             return
         sequence.trim_blocks()
         self._texts[text] = sequence, prompt
-        self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
+        self.make_room(SPARE_TOKENS // self.model.block_size, keep=1)
 
     def max_blocks(self, prompt: int, tokens: int) -> int:
         """The most blocks that a request of `tokens` tokens can take, `prompt` of them its prompt,
@@ -63,11 +63,11 @@ class PrefixCache:
         texts = list(self._texts.values())
         return {block for sequence, _ in texts for block in list(sequence.blocks)}
 
-    def make_room(self, blocks: int, least: int = 0) -> None:
-        """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep at least
-        `least` texts. A shared block counts once for each text."""
+    def make_room(self, blocks: int, keep: int = 0) -> None:
+        """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep the newest
+        `keep` texts. A shared block counts once for each text."""
         used = sum(len(sequence.blocks) for sequence, _ in self._texts.values())
-        while used > blocks and len(self._texts) > least:
+        while used > blocks and len(self._texts) > keep:
             sequence, _ = self._texts.pop(next(iter(self._texts)))
             used -= len(sequence.blocks)
             sequence.release()

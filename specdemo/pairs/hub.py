@@ -315,8 +315,8 @@ def _known_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 by file name. Raises FetchError for a damaged manifest."""
     if _written_here(folder):
         hashes = ir.read_json(folder / ir.MANIFEST)
-        own = [path for path in folder.iterdir() if not path.is_symlink()]
-        files = {path.name for path in own if path.suffix in MODEL_SUFFIXES}
+        written = [path for path in folder.iterdir() if not path.is_symlink()]
+        files = {path.name for path in written if path.suffix in MODEL_SUFFIXES}
         if unnamed := files - {ir.MANIFEST} - hashes.keys():
             raise FetchError(f"{folder / ir.MANIFEST} does not name {min(unnamed)}.")
         return {name: digest for name, digest in hashes.items() if re.fullmatch(r"\w[\w.-]*", name)}

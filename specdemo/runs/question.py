@@ -93,7 +93,7 @@ class AnswerRun:
                         event = self._with_texts(event)
                         self.rounds.append(event)
                     yield event
-                    if self._stops.found:
+                    if self._stops.ended:
                         return
                 self._end_text()
             finally:
@@ -113,7 +113,7 @@ class AnswerRun:
         for index, token in enumerate(round_.tokens):
             token.text = self._stream.push(token.id)
             round_.text += self._stops.push(token.text)
-            if self._stops.found and index < round_.accepted:
+            if self._stops.ended and index < round_.accepted:
                 drafted, logprobs = round_.drafted[: index + 1], round_.logprobs[: index + 1]
                 return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
         return round_
@@ -127,7 +127,7 @@ class AnswerRun:
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
-        if self._stops.found:
+        if self._stops.ended:
             return "stop"
         reason: Literal["stop", "length", "context"] = self.handle.result
         return "cancelled" if self.handle.stopped else reason

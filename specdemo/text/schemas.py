@@ -175,20 +175,20 @@ def _name_properties(parts: list[Schema], place: str, allows: Allows) -> None:
         fits = allows({"type": "string", "pattern": pattern}, texts)
         matching[pattern] = {name for name, fit in zip(known, fits, strict=True) if fit}
     for part in parts:
-        rules, own = part.get("patternProperties"), part.get("properties", {})
-        if not isinstance(rules, dict) or not isinstance(own, dict):
+        rules, named = part.get("patternProperties"), part.get("properties", {})
+        if not isinstance(rules, dict) or not isinstance(named, dict):
             continue
-        part["properties"] = own
-        others = known.keys() - set().union(*map(matching.__getitem__, rules)) - own.keys()
+        part["properties"] = named
+        others = known.keys() - set().union(*map(matching.__getitem__, rules)) - named.keys()
         additional = part.get("additionalProperties", True)
-        if not allows_others(others | own.keys(), dict.fromkeys(rules, False), {"type": "null"}):
+        if not allows_others(others | named.keys(), dict.fromkeys(rules, False), {"type": "null"}):
             part["additionalProperties"] = False
-            own |= dict.fromkeys(others, additional)
+            named |= dict.fromkeys(others, additional)
         for pattern in list(rules):
             if not allows_others(matching[pattern], {pattern: {"type": "null"}}, False):
                 rule = rules.pop(pattern)
                 for name in matching[pattern]:
-                    own[name] = {"allOf": [own[name], rule]} if name in own else rule
+                    named[name] = {"allOf": [named[name], rule]} if name in named else rule
 
 
 def _forbid_endless(document: Schema, parts: list[Schema], place: str) -> None:

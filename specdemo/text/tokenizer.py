@@ -101,9 +101,9 @@ class Tokenizer:
         known = {token.content: token for token in added}
         roles = {name for name in map(self.string, ends) if MARKER.fullmatch(name)}
         roles |= {text for text in turns if text in known or text[1:2] in ("|", "\uff5c")}
-        found = filter(self.token_id, roles)
-        made = [known.get(text, tokenizers.AddedToken(text, normalized=False)) for text in found]
-        unmarked = [token for token in made if not token.special]
+        texts = filter(self.token_id, roles)
+        tokens = [known.get(text, tokenizers.AddedToken(text, normalized=False)) for text in texts]
+        unmarked = [token for token in tokens if not token.special]
         for token in unmarked:
             token.special = True
         return unmarked
@@ -328,19 +328,19 @@ def certain(text: str, strings: Sequence[str]) -> tuple[int, bool]:
 
 class StopStrings:
     """Cuts a text that arrives in pieces before the first of `strings`, if any are `wanted`.
-    Afterwards `found`."""
+    `ended`: one was reached."""
 
     def __init__(self, strings: Sequence[str]):
-        self._strings, self._uncertain, self.found = strings, "", False
+        self._strings, self._uncertain, self.ended = strings, "", False
         self.wanted = bool(strings)
 
     def push(self, piece: str) -> str:
         """Add a piece; returns the text that is certain now. Nothing follows a stop string."""
-        if self.found:
+        if self.ended:
             return ""
         text = self._uncertain + piece
-        end, self.found = certain(text, self._strings)
-        self._uncertain = "" if self.found else text[end:]
+        end, self.ended = certain(text, self._strings)
+        self._uncertain = "" if self.ended else text[end:]
         return text[:end]
 
     def rest(self) -> str:

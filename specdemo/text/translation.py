@@ -46,8 +46,8 @@ class TextTranslation:
 
     def _encode_words(self) -> None:
         """Encode the text up to its last word, a piece of whole words at a time."""
-        found = _BOUNDARY.finditer(self._text, self._encoded + 1)
-        boundaries = [boundary.start() for boundary in found]
+        matches = _BOUNDARY.finditer(self._text, self._encoded + 1)
+        boundaries = [match.start() for match in matches]
         for end, next_end in zip_longest(boundaries, boundaries[1:], fillvalue=len(self._text)):
             if end - self._encoded > PIECE:
                 return

@@ -127,7 +127,7 @@ class TranslatedSource(ModelSource):
     def open(self, request: DraftRequest) -> TokenDrafter:
         translation = self.translation()
         prompt = tuple(translation.read(list(request.prompt)) or [])
-        longest = self._longest(request.most_tokens)
+        longest = self._longest(request.max_tokens)
         sequence, _ = self.prefixes.find(prompt)
         return TranslatedDrafter(
             replace(request, prompt=prompt, sampling=Sampling()),

@@ -20,11 +20,11 @@ Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What drafters know of a request, whose prompt and answer have at most `most_tokens` tokens.
+    """What drafters know of a request, whose prompt and answer have at most `max_tokens` tokens.
     The answer may repeat tokens of the `prediction`."""
 
     prompt: tuple[int, ...]
-    most_tokens: int
+    max_tokens: int
     sampling: Sampling
     policy: Policy
     prediction: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ ORDERS = 4  # tokens of the longest context that is looked up
 RECENCY = 0.7  # factor on the earlier counts of a context when the context occurs again
 FORGOTTEN = 0.02  # counts at or below it are dropped: a dozen occurrences of a context count
 DOUBT = 2.0  # weight of a shorter context beside a longer one, in occurrences
-LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0  # of a probability at confidence 0 and 1
+MIN_LOGIT, MAX_LOGIT = -3.0, 5.0  # of a probability at confidence 0 and 1
 
 
 class LookupDrafter(TokenDrafter):
@@ -68,7 +68,7 @@ class LookupDrafter(TokenDrafter):
         best = max(chances, key=chances.__getitem__)
         chance = chances[best]
         logit = math.log(max(chance, 1e-9) / max(1 - chance, 1e-9))
-        confidence = (logit - LEAST_LOGIT) / (MOST_LOGIT - LEAST_LOGIT)
+        confidence = (logit - MIN_LOGIT) / (MAX_LOGIT - MIN_LOGIT)
         return best, min(max(confidence, 0.0), 1.0)
 
     def _count(self, text: Sequence[int]) -> None:

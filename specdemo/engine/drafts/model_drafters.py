@@ -152,7 +152,7 @@ class EagleDrafter(HeadDrafter):
         super().__post_init__()
         self._first = 0  # position in the text of the first row
         size = len(self.prompt)
-        plan = self.policy.plan(size, self.request.most_tokens - size)
+        plan = self.policy.plan(size, self.request.max_tokens - size)
         expected = self.policy.accepted(self.name).total.upper_bound
         pays = plan.gain(0, 1.0, expected, self.costs.forward(1)) > 0
         pays &= self.costs.forward(size) <= plan.reading_seconds
