@@ -553,6 +553,11 @@ def test_a_configuration_is_built_left_to_optimum_intel_or_named_with_what_would
             checkpoints.shape_of(data, CONFIG)
 
 
+def test_a_null_stands_for_the_default_of_the_family():
+    data = {**TINY, "model_type": "gpt2", **dict.fromkeys(TIED)}
+    assert checkpoints.shape_of(data, CONFIG).tied
+
+
 def cut(size: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:size]
 

@@ -144,7 +144,8 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     if family is None:
         return None
     # A model that sees images too has a part for text.
-    data = _DEFAULTS.get(family.name, {}) | (ir.Ends.of(data, path).text_config or data)
+    data = ir.Ends.of(data, path).text_config or data
+    data = _DEFAULTS.get(family.name, {}) | ir.without_null(data)
     config = CheckpointConfig.of(data, path)
     rope_data = data | config.rope.get("full_attention", config.rope)
     rope = Rope.of(rope_data, path)

@@ -34,6 +34,10 @@ GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
 
 
+def without_null(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None}
+
+
 class Configuration(BaseModel):
     """A part of a configuration. null counts as absent."""
 
@@ -41,10 +45,8 @@ class Configuration(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
+    def _without_null(cls, data: Any) -> Any:
+        return without_null(data) if isinstance(data, dict) else data
 
     @classmethod
     def of(cls, data: object, source: Path) -> Self:
