@@ -270,7 +270,7 @@ def test_answers_of_a_batch_run_together_and_one_failure_ends_them(endless):
     batch, options = ["one", "two", "three"], {"drafter": "none", "max_new_tokens": 4000}
 
     def resume() -> None:
-        until(lambda: endless.activity.active == 3)
+        until(lambda: endless.activity.active + endless.activity.waiting == 3)
         endless.fail(Busy("Too many."))
         endless.target.gate.set()
 

@@ -291,6 +291,7 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
 
 def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypatch):
     monkeypatch.setattr(decision, "TURNS", 2)
+    monkeypatch.setattr(decision, "USER_TOKENS", 8)
     monkeypatch.setattr(decision, "perf_counter", float)  # it is never late
     prompts = [BenchPrompt(str(n), f"task {n % 2}", f"Question {n}") for n in range(6)]
     fixed, choice = Settings(24, 1, "model"), ModelChoice("toy", kv_cache="f16")

@@ -88,6 +88,7 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
         assert re.match(message, capsys.readouterr().err.strip())
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly():
     reading, writing = os.pipe()
     os.close(reading)
@@ -163,6 +164,7 @@ def test_a_place_for_output_is_checked_without_a_trace(tmp_path):
         shared.check_output(str(tmp_path), "--html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
     command = [sys.executable, "-m", "specdemo", "pairs", "--json", str(tmp_path / "pairs.json")]
@@ -240,12 +242,16 @@ def test_a_table_in_a_pipe_has_the_width_that_is_asked_for(monkeypatch, columns,
     assert max(map(len, out.getvalue().splitlines())) == most
 
 
-def test_a_shell_completes_commands_and_options():
-    for words, completed in (("specdemo r", "run"), ("specdemo run --thr", "--threads")):
-        variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        code = "import sys; from specdemo.start import start; sys.argv = ['specdemo']; start()"
-        done = python("-c", code, _SPECDEMO_COMPLETE="bash_complete", **variables)
-        assert done.stdout.splitlines() == [f"plain,{completed}"]
+@pytest.mark.parametrize(
+    ("words", "completed"), [("specdemo r", "run"), ("specdemo run --thr", "--threads")]
+)
+def test_a_shell_completes_commands_and_options(capsys, monkeypatch, words, completed):
+    monkeypatch.setenv("_SPECDEMO_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == f"plain,{completed}\n"
 
 
 class Terminal(io.StringIO):

@@ -277,6 +277,7 @@ def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
         gguf_file.read(parts[1])
 
 
+@pytest.mark.slow
 def test_a_conversion_that_is_killed_leaves_nothing_that_runs_and_starts_anew(file, tmp_path):
     killed = (
         "import itertools, os, sys\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import click
@@ -62,9 +63,9 @@ def test_links_and_paths_of_a_document_exist(page):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_options_and_variables_that_a_document_names_exist(page):
-    text = page.read_text(encoding="utf-8")
+@cache
+def known_options() -> tuple[set[str], set[str]]:
+    """The options, and the environment variables."""
     known = {"--help", "--version"} | OF_OTHERS
     for name in COMMANDS:
         for option in program.get_command(CONTEXT, name).params:
@@ -73,10 +74,15 @@ def test_options_and_variables_that_a_document_names_exist(page):
     known |= set(re.findall(r"\"(--[a-z-]+)\"", code))
     fields = re.findall(r"^    (\w+): .*= option\(", code, re.M)
     known.update("--" + field.replace("_", "-") for field in fields)
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
-    of_options = {option.replace("--", "SPECDEMO_").replace("-", "_").upper() for option in known}
-    of_code = set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", code))
-    assert set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", text)) <= of_options | of_code
+    variables = {option.replace("--", "SPECDEMO_").replace("-", "_").upper() for option in known}
+    return known, variables | set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", code))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_options_and_variables_that_a_document_names_exist(page):
+    text, (options, variables) = page.read_text(encoding="utf-8"), known_options()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= options
+    assert set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", text)) <= variables
 
 
 def test_files_and_classes_of_the_architecture_exist():

@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specdemo"
 FILES = sorted(PACKAGE.rglob("*.py"))
+NODES = {path: [*ast.walk(ast.parse(path.read_text("utf-8")))] for path in FILES}
 
 ORDER = (
     "start cli commands server bench audit training api runs pairs text convert host "
@@ -25,7 +26,7 @@ def room_of(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[str]:
     """The rooms that a file imports, whenever it does."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in NODES[path]:
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -56,9 +57,8 @@ def test_a_file_name_occurs_once():
 
 
 def test_a_class_name_occurs_once():
-    trees = (ast.parse(path.read_text("utf-8")) for path in FILES)
-    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    names = Counter(node.name for node in nodes)
+    nodes = (node for nodes in NODES.values() for node in nodes)
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 

@@ -391,6 +391,7 @@ def largest_run() -> str:
     return json.dumps(run, separators=(",", ":"))
 
 
+@pytest.mark.slow
 def test_reading_the_largest_run_takes_little_of_the_processor_and_its_curve_less():
     text = largest_run()
     assert 2_000_000 < len(text) < 2_500_000

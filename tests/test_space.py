@@ -151,6 +151,7 @@ print(disk.cache_home(), hub.constants.HF_HUB_CACHE)
 """
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home_has_the_folder_that_a_variable_names(monkeypatch, tmp_path):
     for name in ("HOME", "HF_HOME", "SPECDEMO_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

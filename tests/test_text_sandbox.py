@@ -62,6 +62,7 @@ def process():
     shared._end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TOO_MUCH)
 def test_a_template_that_takes_too_much_is_one_sentence_and_costs_nothing_later(process, template):
     used, memory = children_seconds(), psutil.Process().memory_info().rss
@@ -180,6 +181,7 @@ def test_threads_and_forks_get_their_own_answers():
     assert rendered(1)
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_its_parent():
     code = (
         "import os; from specdemo.text.sandbox import TemplateProcess\n"
