@@ -4,6 +4,7 @@ good and bad, and what rounding can and cannot change."""
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import numpy as np
 import pytest
@@ -77,6 +78,10 @@ def script(kind: str, truth: tuple[int, ...], length: int) -> toy.ScriptDrafter:
         "half": lambda context, position: right(context, position) if position % 3 else 0,
     }
     return toy.ScriptDrafter(length, guess[kind])
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    return np.exp(row) / np.exp(row).sum()
 
 
 KINDS = st.sampled_from(["right", "wrong", "random", "half"])
@@ -155,6 +160,36 @@ def test_a_right_draft_ends_in_a_bonus_and_a_wrong_one_in_a_correction():
     rounds, _, _ = run(table, drafter=script("wrong", truth, 3), limits=limits)
     assert {round_.emitted.kind for round_ in rounds[1:-1]} == {"correction"}
     assert all(token.target_probability is None for token in rounds[1].drafted[1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        *product(["model", "head", "lookup"], [toy.GREEDY]),
+        ("model", Sampling(1, coupling="maximal")),
+    ],
+)
+def test_a_rejection_keeps_the_drafts_likeliest_tokens_with_both_probabilities(kind, sampling):
+    table, model = table_of(5), toy.ToyHead(table_of(6))
+    known = {"model": np.arange(VOCABULARY), "head": model.head_tokens, "lookup": []}[kind]
+    model = model if kind == "head" else toy.ToyModel(model.table)
+    drafter = toy.drafter(kind, Policy(fixed=3), sampling, PROMPT, model=model)
+    rounds, _, _ = run(
+        table, drafter=drafter, draft=model, limits=decode.Limits(80, 100), sampling=sampling
+    )
+    last, kept = PROMPT[-1], []
+    for round_ in rounds:
+        *accepted, _ = last, *(token.id for token in round_.tokens)
+        p, q = softmax(model.table[accepted[-1], known]), softmax(table[accepted[-1]])
+        likeliest = sorted(((p, token) for p, token in zip(p, known, strict=True)), reverse=True)
+        wanted = [(token, p, q[token]) for p, token in likeliest[:5] if p >= 0.01]
+        if not round_.emitted or round_.emitted.kind != "correction":
+            wanted = []
+        shown = [(c.id, c.draft_probability, c.target_probability) for c in round_.candidates]
+        assert shown == [pytest.approx(token) for token in wanted]
+        kept += shown
+        last = round_.tokens[-1].id
+    assert bool(kept) == (kind != "lookup")
 
 
 def test_a_stop_token_inside_an_accepted_draft_ends_the_answer_there():

@@ -648,7 +648,7 @@ WORDS = "One two three four five six seven 8".split()
 
 
 def id_of(text: str) -> int:
-    return WORDS.index(text.strip()) if text.strip() in WORDS else 90
+    return WORDS.index(text.strip()) if text.strip() in WORDS else 90 + len(text)
 
 
 def drafted(**target: float | None):
@@ -667,12 +667,13 @@ def made_up():
         (drafted(two=0.5, three=0.5), ("bonus", " four")),
         (drafted(five=0.5, sax=0.1, sven=None), ("correction", " six")),
         ((), ("plain", " seven")),
-        (drafted(eight=0.1), ("correction", " 8")),
+        ((DraftToken(90, None, 0.1, False, "lookup", " eight"),), ("correction", " 8")),
     ]
     made = tuple(
         Round(draft, EmittedToken(id_of(text), kind, 0.5, text), 0.001, 0.09, 0.1 * at + 0.1)
         for at, (draft, (kind, text)) in enumerate(rounds)
     )
+    made[2].candidates = drafted(sax=0.1, **{"<i>six</i>": 0.004})
     tokens = [BaselineToken(at, 0.08 * at + 0.1, f" {word}") for at, word in enumerate(WORDS)]
     baseline = Baseline(tuple(tokens), 0.01, 0.2)
     return dataclasses.replace(race_trace("One"), rounds=made, baseline=baseline)
@@ -740,6 +741,29 @@ def test_each_step_draws_guesses_in_grey_and_then_the_verdict_on_them(page):
     assert drawn(page) == STEPS[1][0]
     page.locator("#sd-question textarea").press("ArrowRight")
     assert drawn(page) == STEPS[1][0], "a key that somebody types with moved the race"
+
+
+def test_behind_a_rejected_guess_are_the_drafts_candidates_with_both_probabilities(page):
+    shown, box = page.locator(".sd-candidates"), page.locator(".sd-text-spec")
+    page.get_by_text("For engineers").click()
+    for point in (
+        box.locator(".sd-wrong").first.tap,
+        lambda: [box.press(key) for key in ["Home"] + ["ArrowRight"] * 5],
+        page.locator(".sd-strip .sd-no").first.hover,
+        lambda: page.evaluate("window.specdemo.race.motion.jump(.21)"),
+    ):
+        point()
+        if not shown.count():
+            box.locator(".sd-struck").hover()  # in slow motion
+        cells = "×sax 50 % / 10 %<i>six</i> 50 % / 0.4 %↺six less / 50 %"
+        expect(shown).to_have_text(f"Candidates, draft / target:{cells}")
+        box.locator(".sd-right").first.tap()
+        expect(shown).to_have_count(0)
+    page.evaluate("window.specdemo.race.motion.jump(Infinity)")
+    box.press("End")
+    expect(page.locator(".sd-about")).to_contain_text("The n-gram lookup had no others.")
+    expect(shown).to_have_count(0)
+    page.get_by_text("For engineers").click()
 
 
 def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser, url):

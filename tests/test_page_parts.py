@@ -347,6 +347,11 @@ IMPOSSIBLE = {
     "more rounds than tokens": (["rounds"], [PLAIN] * 5000),
     "more tokens than an answer": (["rounds"], [{**PLAIN, "drafted": [DRAFT] * 60}] * 60),
     "a long draft": (["rounds", 1, "drafted"], [DRAFT] * 65),
+    "many candidates": (["rounds", 2, "candidates"], [REJECTED] * 65),
+    "a candidate of probability 2": (
+        ["rounds", 2, "candidates"],
+        [{**REJECTED, "draft_probability": 2.0}],
+    ),
     "a long token": (["rounds", 0, "emitted", "text"], "x" * 1001),
     "logprobs of more tokens": (["rounds", 0, "logprobs"], [{"token": -1.0}] * 2),
     "many logprobs": (["rounds", 0, "logprobs"], [{"token": -1.0, "top": [[1, -1.0]] * 21}]),
@@ -382,7 +387,7 @@ def largest_run() -> str:
     chance, run = random.Random(1), json.loads(SAVED)
     fields = {"id": 1, "draft_probability": None, "target_probability": None, "accepted": False}
     sources = ["model", "head", "lookup", "grammar", "ngrams"]
-    for number in range(1600):
+    for number in range(1590):
         drafted = [{**fields, "source": chance.choice(sources)} for _ in range(15)]
         shown_at = 2.0 + number / 100
         told = {"emitted": {"id": 1, "kind": "correction"}, "shown_at": shown_at}

@@ -12,8 +12,9 @@ couplings of their draws keep the output distribution exactly q:
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -119,7 +120,8 @@ class TargetRows:
 @dataclass(frozen=True, slots=True)
 class Verification:
     """The number of `accepted` draft tokens and the `token` added after them. `probabilities` are
-    the target's, of each accepted token and then of the rejected one, if any.
+    the target's, of each accepted token and then of the rejected one, if any; `q` gives that of any
+    token in the place of `token`, until the next forward.
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
     or the only one allowed. `min_margin` is the least of all choices, in logits of the model; it
@@ -128,7 +130,7 @@ class Verification:
     accepted: int
     token: int
     probabilities: tuple[float, ...]
-    token_probability: float
+    q: Callable[[int], float] = field(compare=False)
     margin: float | None = None
     min_margin: float = math.inf
 
@@ -161,8 +163,8 @@ def verify(
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
-    chance = row.probability(0, token)
-    return Verification(index, token, tuple(probabilities), chance, shown, min_margin)
+    q = partial(row.probability, 0)
+    return Verification(index, token, tuple(probabilities), q, shown, min_margin)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
@@ -177,10 +179,10 @@ def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verif
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
         if not accepts(chance, seed, position):
             token = draw(residual(p, q), seed, position, RESIDUAL)
-            return Verification(index, token, tuple(probabilities), q.probability(token))
+            return Verification(index, token, tuple(probabilities), q.probability)
     q = distribution(rows.row(tokens).rows[0], sampling)
     token = draw(q, seed, len(rows.context) + len(tokens))
-    return Verification(len(tokens), token, tuple(probabilities), q.probability(token))
+    return Verification(len(tokens), token, tuple(probabilities), q.probability)
 
 
 def acceptance_probability(p: float, q: float) -> float:

@@ -222,9 +222,12 @@ def round_of(
         emitted = EmittedToken(
             verification.token,
             undrafted if not drafted else "bonus" if accepted == len(drafted) else "correction",
-            verification.token_probability,
+            verification.q(verification.token),
             margin=verification.margin,
         )
+    candidates: tuple[DraftToken, ...] = ()
+    if emitted is not None and emitted.kind == "correction":
+        candidates = draft.proposals[accepted].candidates(verification.q)
     rated = [] if logprobs is None else list(enumerate(tokens[:length]))
     alternatives = tuple(rows.logits.logprobs(row, token, logprobs or 0) for row, token in rated)
-    return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives)
+    return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives, candidates)

@@ -4,7 +4,7 @@ decoding yields. No model runs here, so whatever only exchanges these needs no O
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -21,6 +21,8 @@ it is as large as the largest forward whose rounding is measured (`profile.MERGE
 
 DEPTH = 5  # the most tokens of a chain; heads are trained for this length
 
+MAX_CANDIDATES, MIN_CANDIDATE = 5, 0.01
+"""Of a draft model's tokens at a rejection so many are kept, with at least this probability."""
 
 Kind = Literal["first", "correction", "bonus", "plain"]
 Source = Literal["model", "head", "eagle3", "lookup", "prediction", "grammar", "ngrams"]
@@ -71,8 +73,10 @@ class EmittedToken:
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
     `emitted` is None when the answer ended inside the accepted draft tokens. `logprobs` are those
-    of `tokens`, if the request asked for them. `text` is what it adds to the answer's text: without
-    a last incomplete character, and without what may become a stop string."""
+    of `tokens`, if the request asked for them. `candidates` are the draft model's likeliest tokens
+    in the place of the rejected one, likeliest first; none if no draft model with the target's
+    vocabulary proposed it. `text` is what it adds to the answer's text: without a last incomplete
+    character, and without what may become a stop string."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None
@@ -80,6 +84,7 @@ class Round:
     verify_seconds: float
     shown_at: float
     logprobs: tuple[Logprobs, ...] = ()
+    candidates: tuple[DraftToken, ...] = ()
     text: str = field(default="", compare=False)
 
     @property
@@ -167,6 +172,12 @@ class Logits(NamedTuple):
     def probability(self, index: int, column: int) -> float:
         """Softmax of row `index` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[index, column]) - float(self.log_sum[index]), 0.0))
+
+    def likely(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The columns of row `index` that have at least MIN_CANDIDATE, and their probabilities."""
+        row, log_sum = self.rows[index], self.log_sum[index]
+        columns = (row >= log_sum + np.float32(math.log(MIN_CANDIDATE))).nonzero()[0]
+        return columns, np.exp(row[columns] - log_sum)
 
     def part(self, begin: int, end: int) -> Logits:
         """Rows `begin` to `end`, as views, without states."""
@@ -304,7 +315,8 @@ class Reply:
 class Proposal(NamedTuple):
     """A token that `source` proposes with a `confidence` in [0, 1]. `acceptance` is the chance that
     it is accepted if all tokens before it are. `probability` is the draft model's, None for
-    n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it."""
+    n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it.
+    `likely`: the draft model's tokens of at least MIN_CANDIDATE, and their probabilities."""
 
     token: int
     source: Source
@@ -312,6 +324,16 @@ class Proposal(NamedTuple):
     acceptance: float = 0.0
     probability: float | None = None
     distribution: Distribution | None = None
+    likely: tuple[np.ndarray, np.ndarray] = (np.array([], np.int64), np.array([]))
+
+    def candidates(self, q: Callable[[int], float]) -> tuple[DraftToken, ...]:
+        """The likeliest of these tokens, with the target's probability `q` of each."""
+        ids, p = self.likely
+        ranked = [(int(ids[place]), float(p[place])) for place in p.argsort()[::-1]]
+        return tuple(
+            DraftToken(id, chance, q(id), False, self.source)
+            for id, chance in ranked[:MAX_CANDIDATES]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ class AnswerRun:
     def _with_texts(self, round_: Round) -> Round:
         """The round with texts, and without the tokens after a stop string. Rejected tokens are
         decoded by themselves."""
-        for rejected in round_.drafted[round_.accepted :]:
-            rejected.text = self._tokenizer.decode([rejected.id])
+        for unused in (*round_.drafted[round_.accepted :], *round_.candidates):
+            unused.text = self._tokenizer.decode([unused.id])
         for index, token in enumerate(round_.tokens):
             token.text = self._stream.push(token.id)
             round_.text += self._stops.push(token.text)

@@ -68,15 +68,16 @@ def _possible(round_: Round, number: int) -> bool:
     """Whether decoding can yield this as its round `number`, from 0. The engine's own classes have
     no limits in their types."""
     drafted, emitted = round_.drafted, round_.emitted
-    tokens: list[DraftToken | EmittedToken] = [*drafted, *([emitted] if emitted else [])]
+    guesses = *drafted, *round_.candidates
+    tokens: list[DraftToken | EmittedToken] = [*guesses, *([emitted] if emitted else [])]
     probabilities = [token.target_probability for token in tokens]
-    probabilities += [token.draft_probability for token in drafted]
+    probabilities += [token.draft_probability for token in guesses]
     times = round_.draft_seconds, round_.verify_seconds, round_.shown_at
     if emitted and emitted.kind == "first" and (number or drafted):
         return False
     return (
         bool(round_.tokens)
-        and len(drafted) <= MAX_DRAFTED
+        and len(guesses) <= MAX_DRAFTED
         and len(round_.logprobs) in (0, len(round_.tokens))
         and all(len(logprobs.top) <= MAX_LOGPROBS for logprobs in round_.logprobs)
         and all(token.accepted for token in drafted[: round_.accepted])

@@ -12,6 +12,7 @@ from ..constraint import Mask
 from ..cost_model import LARGEST, CostModel
 from ..messages import (
     DEPTH,
+    MIN_CANDIDATE,
     PREFILL_CHUNK,
     Forward,
     Logits,
@@ -81,13 +82,17 @@ class LogitsDrafter(TokenDrafter):
                 order = tokens.argsort()
                 source = Distribution(tokens[order], source.probabilities[order])
             token = draw(source, sampling.seed, position, DRAFT)
-            return self.proposal(token, source.probability(token), source)
+            keep = source.probabilities >= MIN_CANDIDATE
+            likely = source.ids[keep], source.probabilities[keep]
+            return self.proposal(token, source.probability(token), source)._replace(likely=likely)
         column = logits.best(0)
         if not sampling.greedy:
             known = float(logits.rows[0, column]), float(logits.log_sum[0])
             column, _ = choose(logits.rows[0], sampling, position, known, ids, max_margin=0.0)
         token = column if ids is None else int(ids[column])
-        return self.proposal(token, logits.probability(0, column))
+        columns, chances = logits.likely(0)
+        likely = columns if ids is None else ids[columns], chances
+        return self.proposal(token, logits.probability(0, column))._replace(likely=likely)
 
     def proposal(
         self, token: int, probability: float, source: Distribution | None = None

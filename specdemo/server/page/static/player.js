@@ -170,7 +170,7 @@ export class Player {
       this.drawn = key;
       for (const node of spec.box.querySelectorAll(".sd-ghost")) node.remove();
       const nodes = ghosts.map(({ text }) => Object.assign(
-        make("span", "sd-ghost sd-" + look, look === "struck" ? visible(text) : text), { ariaHidden: "true" }));
+        make("span", "sd-ghost sd-" + look, look === "struck" ? visible(text) : text), { ariaHidden: "true", token: place }));
       if (place) place.before(...nodes);
       else spec.box.append(...nodes);
       for (const node of spec.box.querySelectorAll(".sd-now")) node.classList.remove("sd-now");

@@ -268,9 +268,23 @@ const KINDS = {
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 const HINT = "Point at a token, tap it, or walk with the arrow keys to see what it was.";
 
+const cellOf = (look, glyph, { text }, ...more) => (
+  make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text)), ...more));
+
+const share = (value) => (100 * value).toFixed(value < .1 ? 1 : 0) + " %";
 const probabilities = ({ draft_probability: draft, target_probability: target }) =>
   [["draft", draft], ["target", target]].filter(([, value]) => value != null)
-    .map(([model, value]) => `${model} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
+    .map(([model, value]) => `${model} ${share(value)}`).join(", ");
+
+/* What the draft had in the place of a rejected token, and what the target put there. */
+const candidateCells = ({ candidates, rejected, token: correction }) => {
+  const known = candidates.some(({ id }) => id === correction.id);
+  return [...candidates, ...(known ? [] : [correction])].map((token) => {
+    const [look, glyph] = { [rejected.id]: ["no", "×"], [correction.id]: ["wrong", "↺"] }[token.id] ?? ["own", ""];
+    const draft = token.draft_probability == null ? "less" : share(token.draft_probability);
+    return cellOf(look, glyph, token, ` ${draft} / ${share(token.target_probability)}`);
+  });
+};
 
 /* The line about one token: where it came from, and its probability in draft and target. The token is
    marked in the answer, in the list of rounds, and by `point(round)` in the chart. */
@@ -278,7 +292,7 @@ class TokenLine {
   constructor(line, runner, rounds, point) {
     Object.assign(this, { line, point, box: runner.box });
     for (const node of [this.box, rounds]) node.onclick = node.onpointerover = ({ target }) => (
-      this.pick(target.closest(".sd-cell")?.token ?? target.closest(".sd-tok") ?? this.active));
+      this.pick(target.closest(".sd-cell, .sd-ghost")?.token ?? target.closest(".sd-tok") ?? this.active));
     line.addEventListener("click", () => this.pick(null));   // on a phone it lies over the page
     this.box.addEventListener("keydown", (event) => {
       const step = STEPS[event.key], last = (runner.last?.tokens ?? 0) - 1;
@@ -291,11 +305,10 @@ class TokenLine {
   }
 
   /* The nodes of a round's tokens, with the `facts` about each, and its row in the list of rounds. */
-  round({ drafted, emitted }, round, position) {
+  round({ drafted, emitted, candidates = [] }, round, position) {
     const rejected = drafted.find((token) => !token.accepted), nodes = [], of = drafted.length;
     const row = make("div", "sd-round", make("b", "", round + 1));
-    const cell = (look, glyph, { text }) => row.appendChild(
-      make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text))));
+    const cell = (look, glyph, token) => row.appendChild(cellOf(look, glyph, token));
     const add = (kind, token, glyph, more) => {
       const [look] = KINDS[kind], { text } = token, node = make("span", `sd-tok sd-${look}`, text);
       const number = position + nodes.length;
@@ -311,7 +324,8 @@ class TokenLine {
       else cell("no", token === rejected ? "×" : "·", token);
     });
     const accepted = nodes.length;
-    if (emitted) add(emitted.kind, emitted, emitted.kind === "correction" ? "↺" : "+", { rejected });
+    if (emitted) add(emitted.kind, emitted, emitted.kind === "correction" ? "↺" : "+", { rejected, candidates });
+    for (const node of row.querySelectorAll(".sd-no")) node.token = nodes.at(-1);
     row.ariaLabel = row.title = `Round ${round + 1}: ${of} drafted, ${accepted} accepted`
       + (emitted ? ", 1 by the target" : "");
     row.role = "group";
@@ -326,6 +340,9 @@ class TokenLine {
     this.active = node;
     this.point(facts?.round);
     this.line.textContent = node ? this.words(facts) : HINT;
+    if (facts?.rejected && facts.candidates.length) {
+      this.line.append(make("span", "sd-candidates", "Candidates, draft / target:", ...candidateCells(facts)));
+    }
     this.line.classList.toggle("sd-open", !!node);
     this.box.setAttribute("aria-activedescendant", node?.id ?? "");
     if (node) node.ariaSelected = "true";
@@ -334,7 +351,8 @@ class TokenLine {
   words({ kind, token, rejected, round, place, of }) {
     const where = place !== undefined ? `, number ${place + 1} of ${of}` : of ? `, after ${of} guessed` : "";
     const by = SOURCES.has(token.source) ? ` by ${SOURCES.get(token.source)}` : "";
-    const instead = rejected ? ` In place of ${quoted(rejected.text)} (${probabilities(rejected)}).` : "";
+    const others = rejected?.draft_probability === null ? ` The ${SOURCES.get(rejected.source)} had no others.` : "";
+    const instead = rejected ? ` In place of ${quoted(rejected.text)} (${probabilities(rejected)}).${others}` : "";
     return `${quoted(token.text)}: ${KINDS[kind][1]}${where}${by}, in round ${round + 1}; `
       + `${probabilities(token)}.${instead}`;
   }
