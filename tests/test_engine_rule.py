@@ -10,6 +10,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -104,8 +105,16 @@ def opened(name: str, model: toy.ToyModel, sampling: Sampling, length: int | Non
 
 
 def enumerate_output(
-    target, draft, sampling, name, monkeypatch, language=None, length: int | None = 2
+    target,
+    draft,
+    sampling,
+    name,
+    monkeypatch,
+    language=None,
+    length: int | None = 2,
+    result: Callable = toy.answer_ids,
 ) -> Counter:
+    """The probability of each `result` of an answer's rounds."""
     branching = Branching()
     monkeypatch.setattr(acceptance, "draw", branching.draw)
     monkeypatch.setattr(acceptance, "choose", branching.choose)
@@ -126,7 +135,7 @@ def enumerate_output(
             language=language and toy.Language(language.seed),
         )
         rounds, _ = toy.drive(decoding, {"target": target, "draft": model})
-        return toy.answer_ids(rounds)
+        return result(rounds)
 
     output = Counter()
     for answer, weight in branching.executions(once):
@@ -187,14 +196,21 @@ def test_a_broken_rule_is_caught(broken, monkeypatch):
 
 
 def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
+    def second(rounds):
+        return rounds[0].emitted.id, rounds[1].accepted
+
     rng = np.random.default_rng(3)
-    p, q = (distribution(toy.random_table(rng, 5)[0], Sampling(temperature=1.0)) for _ in range(2))
-    accepted = sum(
-        p.probability(token)
-        * acceptance.acceptance_probability(p.probability(token), q.probability(token))
-        for token in range(5)
+    tables = target, draft = toy.random_table(rng), toy.random_table(rng)
+    sampling = Sampling(temperature=1.0, coupling="maximal")
+    output = enumerate_output(
+        target, draft, sampling, "model", monkeypatch, length=1, result=second
     )
-    assert accepted == pytest.approx(1 - 0.5 * np.abs(p.probabilities - q.probabilities).sum())
+    for first in range(len(target)):
+        q, p = (distribution(table[first], sampling) for table in tables)
+        overlap = sum(
+            min(p.probability(token), q.probability(token)) for token in range(len(draft))
+        )
+        assert output[first, 1] / (output[first, 0] + output[first, 1]) == pytest.approx(overlap)
 
 
 # The example has the engine's outcome and distribution
