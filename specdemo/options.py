@@ -16,7 +16,7 @@ Kind = TypeVar("Kind")
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
-def _whole(value: object) -> object:
+def _integer(value: object) -> object:
     """Turns 5.0 into 5: in JSON Schema both are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else _number(value)
 
@@ -28,7 +28,7 @@ def _number(value: object) -> object:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_integer)]
 Real = Annotated[float, BeforeValidator(_number)]
 
 SPLIT = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)

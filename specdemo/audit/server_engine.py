@@ -70,8 +70,8 @@ class ServerEngine(AuditedEngine):
         """Differences of log-probabilities are differences of logits."""
         margins = {
             speculative: likeliest[len(tokens)][pair[0]] - likeliest[len(tokens)][pair[1]]
-            for ((asked, _), speculative), likeliest in reversed(self._likeliest.items())
-            if asked == conversation
+            for ((prompt, _), speculative), likeliest in reversed(self._likeliest.items())
+            if prompt == conversation
             and len(tokens) < len(likeliest)
             and set(pair) <= set(likeliest[len(tokens)])
         }

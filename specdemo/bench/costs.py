@@ -51,8 +51,8 @@ def step_costs(trace: Trace) -> list[StepCost]:
 
 
 def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
-    """The speed-ups that the drafts of a run let expect if all its acceptance rates changed alike,
-    to these means, and its rounds took as long. Of a run with draft tokens, and steps of one token.
+    """The expected speed-ups of a run if its acceptance rates were scaled to each of these means
+    and its rounds took as long as before. The run must have draft tokens, and steps of one token.
 
     A draft token is accepted, if all before it are, with the acceptance rate of its position; so a
     round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token)."""
@@ -67,7 +67,7 @@ def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
 def _tokens_per_round(
     rounds: Sequence[Round], overall: float, rates: Sequence[float]
 ) -> Iterator[float]:
-    """The mean for each acceptance rate in place of `overall`."""
+    """The mean for each of `rates` in place of the `overall` acceptance rate."""
     accepted, examined = Counter[Position](), Counter[Position]()
     drafts: list[list[Position]] = []
     for round_ in rounds:

@@ -135,9 +135,9 @@ def measure_users(
         if pairs[1] and perf_counter() > until:
             break
         report(f"{users} users at once" if users > 1 else "one user")
-        asked = [questions[(turn * users + user) % len(questions)] for user in range(users)]
+        prompts = [questions[(turn * users + user) % len(questions)] for user in range(users)]
         order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-        runs = {way.drafter: _together(session, asked, way) for way in order}
+        runs = {way.drafter: _together(session, prompts, way) for way in order}
         (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
         rates[users].append([slow, fast])
         pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))

@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 """A verdict is given where the interval of the median holds it with this probability."""
 
 MIN_RACES = 6
-"""Pairs that can be as sure as that: n pairs that all agree do so by chance in 2 of 2^n cases."""
+"""The fewest pairs that reach CONFIDENCE: n pairs agree by chance in 2 of 2^n cases."""
 
 MIN_SHARE = 0.8
 """A run does not count if other programs left it less than this share of its processor time: below,
@@ -32,10 +32,10 @@ class PairedRuns:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What pairs say. `races` of them count, of which `faster` were so; `speedup` is their median,
-    for an even number the lower one of two. `interval` holds the median of endlessly many with
-    probability `sure`. `uncounted` do not count, most of them because of `why`. `unit` names a
-    pair."""
+    """The verdict on pairs. `races`: how many count; `faster`: how many of these are faster with
+    drafts; `speedup`: their median, of two in the middle the lower one. `interval` contains the
+    true median with probability `sure`. `uncounted` pairs do not count, most of them because of
+    `why`. `unit` is the word for a pair."""
 
     speedup: float
     interval: tuple[float, float]

@@ -42,7 +42,7 @@ STYLES = {
 
 SPECULATIVE, AUTOREGRESSIVE = "#0072B2", "#64748b"
 COLOURS = {"speculative": SPECULATIVE, "autoregressive": AUTOREGRESSIVE}
-"""Of the whole project; blue and slate differ in brightness too."""
+"""The colours of both runs in every chart; they differ in brightness too."""
 
 SOURCES: dict[Source, str] = {
     "model": "draft model",

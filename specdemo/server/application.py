@@ -23,7 +23,7 @@ INSTEAD = {
     "/api/chat": "Use POST /v1/chat/completions.",
     "/api/generate": "Use POST /v1/completions.",
 }
-"""What clients of other services ask for, and what there is here."""
+"""Addresses of other services, and what to use here."""
 
 
 def unknown_address(method: str, path: str, paths: dict[str, Any]) -> str:

@@ -45,9 +45,9 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """The bytes of a token and of the likeliest ones after it, and the log-probability of each,
-    which a prompt's first token has not. Its text begins at the character `offset` of the whole
-    text. An answer may have 131,072 of these: with 20 of the likeliest, half a kilobyte each."""
+    """The bytes of a token and of the likeliest tokens in its place, each with its log-probability
+    (a prompt's first token has none). It begins at the character `offset` of the text. An answer
+    may have 131,072 of these: with 20 of the likeliest, half a kilobyte each."""
 
     contents: tuple[bytes, ...]
     logprobs: array[float] = field(default_factory=lambda: array("d"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -21,7 +22,6 @@ from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize
 from specdemo.server.application import Reports, application
 from specdemo.server.backend import Piece, ScoredToken
-from specdemo.server.json_pieces import as_json, chat_token, json_list, likeliest, text_of
 from specdemo.server.request_guard import MAX_BODY, RequestGuard, refusal
 from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -33,6 +33,10 @@ SPARE_BYTES, TOKEN_BYTES = 500_000, 32
 """The most bytes of a body: for all but its texts, and for each token of the model's context."""
 
 MANY_TOKENS = 100  # with their likeliest ones they take milliseconds to write
+
+as_json = partial(to_json, inf_nan_mode="null")
+"""Pydantic writes an iterator as a list. An answer may have 250 MB of log-probabilities as JSON, of
+which one piece is in memory."""
 
 
 class Route(APIRoute):
@@ -315,3 +319,43 @@ async def server_sent(
         if not isinstance(error, SpecdemoError):
             log.error("A request failed.", exc_info=error)
         yield b"data: %b\n\n" % bytes(refusal(error).body)
+
+
+def json_list(items: Iterable[Any]) -> Iterator[bytes]:
+    """A list as JSON, each item by itself."""
+    separator = b"["
+    for item in items:
+        yield separator + as_json(item)
+        separator = b","
+    yield b"]"
+
+
+@lru_cache(10_000)
+def text_and_bytes(content: bytes) -> tuple[str, list[int]]:
+    return content.decode("utf-8", "replace"), [*content]
+
+
+def chat_token(token: ScoredToken) -> dict[str, Any]:
+    """A token of a chat with its likeliest ones."""
+    contents = map(text_and_bytes, token.contents)
+    chosen, *others = (
+        {"token": text, "bytes": content, "logprob": logprob}
+        for (text, content), logprob in zip(contents, token.logprobs, strict=True)
+    )
+    return {**chosen, "top_logprobs": others}
+
+
+def text_of(content: bytes) -> str:
+    """A token's text; of a part of a character its bytes, which tell such tokens apart."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def likeliest(token: ScoredToken) -> dict[str, float] | None:
+    """The likeliest tokens of a completion and the chosen one; None for a prompt's first token."""
+    if not token.logprobs:
+        return None
+    chosen, *others = zip(map(text_of, token.contents), token.logprobs, strict=True)
+    return dict([chosen, *reversed(others)])

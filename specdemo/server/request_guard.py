@@ -141,9 +141,9 @@ class RequestGuard:
             self._of_network -= Counter([network])  # forgets a network without requests
 
     def _protected(self, send: Send) -> Send:
-        """`send` in pieces, of which one waits for its reader, and with headers: browsers keep to
-        the type of a file, and show the page in frames of its own site, of allowed origins, and of
-        the Hub if it is a Space."""
+        """`send` in pieces, of which one waits for its reader, with headers: browsers do not guess
+        the type of a file, and show the page in frames of its own site and of allowed origins only.
+        A Space is shown in a frame of the Hub."""
         frames = " ".join(["'self'", *self.allow_origins])
         headers = [(b"x-content-type-options", b"nosniff")]
         if not self._space:
