@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 from specdemo.convert import ir
 from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import GROUP, FileWeights
-from specdemo.engine.backends.graph import last_line
+from specdemo.engine.backends.graph import last_line, named_input, named_result
 from specdemo.errors import BadInput
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
@@ -241,17 +241,6 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
 
 Rotary = tuple[ov.Node, ov.Node]
 """Cosines and sines of the positions."""
-
-
-def named_input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
-    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
-    parameter.output(0).get_tensor().set_names({name})
-    return parameter
-
-
-def named_result(name: str, output: ov.Node) -> ov.Node:
-    output.output(0).get_tensor().add_names({name})
-    return ops.result(output)
 
 
 def _scaled(node: ov.Node, factor: float) -> ov.Node:

@@ -46,8 +46,6 @@ from specdemo.convert.decoder import (
     DecoderGraph,
     Shape,
     Size,
-    named_input,
-    named_result,
     sized,
     with_biases,
 )
@@ -55,6 +53,7 @@ from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import FileWeights, Quantized, Tensor
 from specdemo.engine.backends import draft_head, graph
 from specdemo.engine.backends.eagle_head import read_head
+from specdemo.engine.backends.graph import named_input, named_result
 from specdemo.errors import BadInput, FetchError
 
 TOKENS = "head_tokens.npy"

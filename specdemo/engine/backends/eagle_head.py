@@ -20,6 +20,7 @@ from .graph import (
     fuse_products,
     last_line,
     limit_logits,
+    named_input,
     page_attention,
     read_decoder,
     residual_stream,
@@ -95,8 +96,7 @@ class EagleHead(PagedModel):
 
 def _embed(model: ov.Model, target: ov.Model) -> None:
     vectors = model.input("inputs_embeds").node
-    tokens = ops.parameter([-1, -1], ov.Type.i64, name="input_ids")
-    tokens.output(0).get_tensor().set_names({"input_ids"})
+    tokens = named_input("input_ids", [-1, -1], ov.Type.i64)
     table = embedding_of(target).input_value(0)
     rows = ops.gather(table, ops.convert(tokens, "i32"), ops.constant(0))
     vectors.output(0).replace(ops.convert(rows, "f32").output(0))
@@ -129,8 +129,7 @@ def _split(model: ov.Model) -> HeadGraphs:
                 break
     width = node.get_output_partial_shape(0)[-1].get_length()
     states = node.get_input_partial_shape(1)[-1].get_length()
-    joined = ops.parameter([-1, 1, width], ov.Type.f32, name=JOINED)
-    joined.output(0).get_tensor().set_names({JOINED})
+    joined = named_input(JOINED, [-1, 1, width], ov.Type.f32)
     for port in node.output(0).get_target_inputs():
         port.replace_source_output(joined.output(0))
     before = ov.Model([ops.result(node.output(0))], [source], "joined_states")

@@ -19,6 +19,17 @@ CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
 FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 
 
+def named_input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def named_result(name: str, output: ov.Node) -> ov.Node:
+    output.output(0).get_tensor().add_names({name})
+    return ops.result(output)
+
+
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
     """Read the IR in `xml`. Raises ModelError if it is not readable."""
     try:
@@ -60,8 +71,7 @@ def limit_logits(model: ov.Model, vocabulary: int | None) -> None:
     """Limit a decoder's logits to the rows listed in the new input ROWS_INPUT and to the first
     `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
     output = output_projection(model)
-    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
-    rows.output(0).get_tensor().set_names({ROWS_INPUT})
+    rows = named_input(ROWS_INPUT, [-1], ov.Type.i32)
     chosen = ops.gather(output.input_value(0), rows, ops.constant(0))
     output.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
@@ -111,9 +121,7 @@ def add_states(model: ov.Model, parts: list[ov.Node]) -> None:
     """Add the output HIDDEN: the states `parts` of all tokens, side by side."""
     shape = ops.constant(np.array([-1, parts[0].get_output_partial_shape(0)[-1].get_length()]))
     flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
-    hidden = ops.concat(flat, -1)
-    hidden.output(0).get_tensor().set_names({HIDDEN})
-    model.add_results([ops.result(hidden.output(0))])
+    model.add_results([named_result(HIDDEN, ops.concat(flat, -1))])
     model.validate_nodes_and_infer_types()
 
 
