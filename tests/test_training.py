@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import load_own
 from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
@@ -15,9 +16,8 @@ from specdemo.errors import BadInput
 from specdemo.host import disk, measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.pairs import embedded
-from specdemo.pairs.loading import chosen_draft, load_pair
-from specdemo.pairs.registry import choice_of, chosen_pair, own_pair
-from specdemo.pairs.sources import source_of
+from specdemo.pairs.loading import chosen_draft
+from specdemo.pairs.registry import choice_of, chosen_pair
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -77,8 +77,7 @@ def trained(train, tmp_path_factory) -> Path:
 
 
 def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target, trained):
-    sources = (source_of(str(path), "model", "int8") for path in (target, trained))
-    with Session(load_pair(own_pair(*sources))) as session:
+    with Session(load_own(target, trained)) as session:
         how = Settings(max_new_tokens=60, drafter="model", draft_tokens=3)
         questions = "What is 13 plus 44?", "What is 61 minus 4?"
         traces = [[*session.ask(Question(text, how, baseline=True))][-1] for text in questions]
@@ -98,20 +97,17 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
     report = json.loads(capsys.readouterr().out)
     assert [row["draft"] for row in report["rows"]] == [str(trained), "none"]
     monkeypatch.chdir(tmp_path)
-    for winner, used in ((report["winner"], report["winner"]), (str(trained), str(trained))):
+    pair = chosen_pair(choice_of(str(target)))
+    for winner, used in ((str(trained), [str(trained)]), (str(tmp_path / "deleted"), [])):
         rows = (DraftResult(winner, 1.0, 1.0, 0.5, 0.2, 0.1),)
-        pair = chosen_pair(choice_of(str(target)))
         measured.write("tuned", pair.subject, TuningResult("2026-11-23", rows))
-        drafts = chosen_draft(pair)
-        assert [draft.repo for draft in drafts] == ([] if used == "none" else [used])
-    rows = (DraftResult(str(tmp_path / "deleted"), 1.0, 1.0, 0.5, 0.2, 0.1),)
-    measured.write("tuned", pair.subject, TuningResult("2026-11-23", rows))
-    assert chosen_draft(pair) == ()
+        assert [draft.repo for draft in chosen_draft(pair)] == used
 
 
 def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch):
-    text, written = trained / "work" / "text", data.written
-    monkeypatch.setattr(data, "written", lambda loaded, _, *more: written(loaded, text, *more))
+    text, write = trained / "work" / "text", data.write_conversations
+    name = "write_conversations"
+    monkeypatch.setattr(data, name, lambda loaded, _, *more: write(loaded, text, *more))
     train(tmp_path / "again", start=trained / "head.npz", passes=0.01)
     train(tmp_path / "new", passes=0.01)
     agreements = [
@@ -119,7 +115,7 @@ def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch
         for folder in (tmp_path / "new", tmp_path / "again", trained)
     ]
     assert agreements[1] > 0.9 * agreements[2] > agreements[0]
-    monkeypatch.setattr(data, "written", "nothing is written before --start is checked")
+    monkeypatch.setattr(data, name, "nothing is written before --start is checked")
     with pytest.raises(BadInput, match="a head of another size"):
         train(tmp_path / "other", start=embedded.DRAFT / "head.npz")
 
@@ -195,13 +191,13 @@ def test_instructions_of_every_kind_are_drawn_again_by_their_number():
 
 
 def test_some_instructions_are_what_the_target_writes_in_a_users_place(target):
-    loaded = load_pair(own_pair(source_of(str(target), "model", "int8")))
+    loaded = load_own(target)
     model = data._opened(loaded)
-    first, again = (data._own_instructions(loaded, model, range(40)) for _ in range(2))
+    first, again = (data._write_instructions(loaded, model, range(40)) for _ in range(2))
     assert first == again
     assert sorted(first) == [n for n in range(40) if data.instruction(n, (), "Why?")[1] == "Why?"]
     assert 4 < len(first) < 24 and len(set(first.values())) > len(first) // 2
-    assert all(len(text) <= data.OWN_TOKENS for text in first.values())
+    assert all(len(text) <= data.INSTRUCTION_TOKENS for text in first.values())
     assert model.pool.used == 0
 
 

@@ -19,7 +19,7 @@ PREFILL_CHUNK = 63
 """Tokens of a prefill forward; other requests wait for one at most. With a token that is left over
 it is as large as the largest forward whose rounding is measured (`profile.MERGED_TOKENS`)."""
 
-DEPTH = 5  # the most tokens of a chain; heads are trained for this length
+DEPTH = 5  # tokens that a head drafts at most; heads are trained for chains of this length
 
 MAX_CANDIDATES, MIN_CANDIDATE = 5, 0.01
 """Of a draft model's tokens at a rejection so many are kept, with at least this probability."""

@@ -263,11 +263,6 @@ _UNASKED = "dolly-3b-int4"
 from 0.3 to 0.9 (docs/results/rehearsals.md)."""
 
 
-def own_pair(target: Source, draft: Source | None = None) -> Pair:
-    """A pair that is not in PAIRS."""
-    return Pair(OWN, target.name, 0, target, (draft,) if draft else ())
-
-
 def find_pair(name: str) -> Pair:
     """The pair called `name`. Raises InvalidOption."""
     pairs = {pair.name: pair for pair in PAIRS}
@@ -302,7 +297,8 @@ def chosen_pair(
             model=choice.model,
         )
     if choice.model:
-        pair = own_pair(sources.source_of(choice.model, "model", choice.weight_format))
+        target = sources.source_of(choice.model, "model", choice.weight_format)
+        pair = Pair(OWN, target.name, 0, target)
     elif choice.pair:
         pair = find_pair(choice.pair)
     elif choice.assistant_model:

@@ -40,7 +40,8 @@ _FORMS = jinja2.Environment(
 _form = functools.cache(_FORMS.from_string)
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
 ANSWERED, UNANSWERED = "text", "asked"  # kinds: a user's conversations, and instructions
-OWN, OWN_TOKENS, OWN_TEMPERATURE = "own", 64, 0.85  # instructions that the target writes
+BY_TARGET = "own"  # kind of the instructions that the target writes
+INSTRUCTION_TOKENS, INSTRUCTION_TEMPERATURE = 64, 0.85  # of these
 GROUP = 256  # conversations in a file
 TEMPERATURES = (0.7, 1.0)
 MIN_PASSAGE_TOKENS = 40  # passages are cut from answers of at least as many tokens
@@ -72,9 +73,9 @@ def instruction(number: int, answers: Sequence[str], by_target: str = "") -> tup
     instruction `by_target` if it is empty."""
     rng = random.Random(number)
     kind = rng.choices(list(MIX), list(MIX.values()))[0]
-    if kind == OWN and by_target:
+    if kind == BY_TARGET and by_target:
         return kind, by_target
-    if kind == OWN or not answers and kind in ("summary", "passage question"):
+    if kind == BY_TARGET or not answers and kind in ("summary", "passage question"):
         kind = "prose"
     values = _passage(rng, answers or [""])
     for names, source in _DATA["values"].items():
@@ -150,7 +151,7 @@ class _Answer:
         return Conversation(self.kind, greedy, self.instruction, text, answer)
 
 
-def written(
+def write_conversations(
     loaded: LoadedPair, folder: Path, settings: TrainSettings, unanswered: Sequence[str] = ()
 ) -> dict[Path, list[Conversation]]:
     """Let the target answer instructions, first those of the user, until the answers in `folder`
@@ -187,7 +188,7 @@ def written(
             passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
             numbers = range(len(known), len(known) + GROUP)
             free = numbers[max(len(unanswered) - len(known), 0) :]
-            by_target = _own_instructions(loaded, model, free)
+            by_target = _write_instructions(loaded, model, free)
             answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
             for answer in _complete(answers, model, longest, loaded.stop_ids):
                 bar.update(len(answer.tokens))
@@ -203,19 +204,19 @@ def written(
     return groups
 
 
-def _own_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[int, str]:
+def _write_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[int, str]:
     """What the target writes in a user's place (Magpie, arXiv 2406.08464), by the numbers of the
     instructions of this kind; empty where it writes nothing. Where the template puts nothing before
     an instruction, a line break stands there."""
     tokenizer = loaded.tokenizer
     before = list(loaded.template.prefix(tokenizer)) or tokenizer.encode("\n")
     answers = {
-        number: _Answer(OWN, "", before, Sampling(OWN_TEMPERATURE, seed=number))
+        number: _Answer(BY_TARGET, "", before, Sampling(INSTRUCTION_TEMPERATURE, seed=number))
         for number in numbers
-        if instruction(number, (), OWN)[0] == OWN
+        if instruction(number, (), BY_TARGET)[0] == BY_TARGET
     }
     ends = loaded.stop_ids | tokenizer.special_ids
-    for _ in _complete(list(answers.values()), model, OWN_TOKENS, ends):
+    for _ in _complete(list(answers.values()), model, INSTRUCTION_TOKENS, ends):
         pass
     return {
         number: answer.conversation(ends, tokenizer).text.strip()

@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from specdemo.convert import heads
 from specdemo.convert.weights import Quantized, fit_int4
+from specdemo.engine.messages import DEPTH
 from specdemo.errors import BadInput
 from specdemo.host.disk import replacing
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.recipe import TrainSettings
 
 TOKENS = 4096  # a head drafts only these most frequent tokens
-DEPTH = 5  # tokens of a chain
 VARIATION = 0.9  # share of the total variation in the loss; the rest is cross-entropy
 SHARPNESS = 1.5  # of the distributions in the loss, as at temperature 0.67: heads draft at 0 to 1
 LATER, FITTED_LATER = 0.8, 0.6  # a step's weight relative to the step before: training, rounding

@@ -56,7 +56,7 @@ def train_draft(settings: TrainSettings) -> str:
     unanswered: list[str] = []
     if settings.text:
         groups, unanswered = data.read_conversations(settings.text, work / "states", loaded)
-    groups |= data.written(loaded, work / "text", settings, unanswered)
+    groups |= data.write_conversations(loaded, work / "text", settings, unanswered)
     evaluation = _make_head(settings, loaded, tables, groups)
     return (
         f"{out} holds the draft head: agreement with the target on {evaluation['tokens']:,} "
