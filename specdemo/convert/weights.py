@@ -236,8 +236,8 @@ def fit_int4(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
 
 
 def _fitted_scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The scale of each column of `part` [group, rows], float16 [rows]: of SHARES times the scale
-    that clips no weight the one with the smallest squares of errors times `weights`."""
+    """The scale of each column of `part` [group, rows], float16 [rows]. Tries SHARES times the
+    scale that clips no weight. The squares of errors are multiplied by `weights`."""
     largest = np.take_along_axis(part, np.abs(part).argmax(0)[None], 0)[0]
     small = np.abs(largest) < 8 * _SMALLEST_FITTED
     widest = np.where(small, _SMALLEST_FITTED, -largest / 8)

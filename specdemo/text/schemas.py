@@ -93,7 +93,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def styled(schema: Schema) -> str:
     """The grammar of JSON on one line."""
     controls = re.search(r"\\u00[01]|\x7f", json.dumps(schema))
-    style = JSON_STYLE | {"json_allowed_escapes": ESCAPES + "u" * bool(controls)}
+    style = JSON_STYLE | {"json_allowed_escapes": f"{ESCAPES}u" if controls else ESCAPES}
     return f"%json {json.dumps(schema | {'x-guidance': style})}"
 
 
@@ -271,7 +271,9 @@ def _endless(together: list[Any], types: Callable[[Any], frozenset[str]]) -> set
     for schema in schemas:
         minimum, items = schema.get("minItems", 0), schema.get("prefixItems", [])
         if type(minimum) is int and isinstance(items, list):
-            needed = [*items, *[schema.get("items", True)] * (minimum > len(items))][:minimum]
+            needed = items[:minimum]
+            if minimum > len(items):
+                needed = [*items, schema.get("items", True)]
             if not all(map(types, needed)):
                 endless.add("array")
     return endless

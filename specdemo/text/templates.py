@@ -150,7 +150,7 @@ class Template:
             why = "continue_final_message needs a conversation that ends with the assistant's text."
             raise BadInput(why, "messages")
         has_calls = any(message.calls for message in messages)
-        jinja = (tools or has_calls) and self.tools_jinja or self.jinja
+        jinja = self.tools_jinja if self.tools_jinja and (tools or has_calls) else self.jinja
         as_content = "tool_calls" not in jinja
         try:
             turns = [_turn(message, change, reading, as_content) for message in messages]
@@ -234,12 +234,12 @@ def _turn(
 ) -> dict[str, Any]:
     """A message as the variable of a template; calls are a part of its text if `as_content`."""
     plain = partial(_changed, change=_unless_plain(change))
-    calls = message.calls if not as_content else ()
-    written = [
-        f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in message.calls
-    ]
-    content = "\n".join([*filter(None, [message.content]), *written[len(calls) :]])
-    turn: dict[str, Any] = {"role": plain(message.role), "content": change(content)}
+    texts, calls = [message.content], message.calls
+    if as_content:
+        texts += [f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in calls]
+        calls = ()
+    content = change("\n".join(filter(None, texts)))
+    turn: dict[str, Any] = {"role": plain(message.role), "content": content}
     optional = {
         "tool_calls": [
             {

@@ -91,7 +91,7 @@ class Tokenizer:
         self._unknown_id = unknown and self.token_id(unknown)
         self._byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         # Of tokens that stand for one byte each, such as <0x0A>.
-        names = [f"<0x{byte:02X}>" for byte in range(256 * ("ByteFallback" in text))]
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if "ByteFallback" in text else []
         self.byte_ids = frozenset(self.token_id(name) for name in names)
 
     def _unmarked(self, turns: Iterable[str], ends: Iterable[int]) -> list[tokenizers.AddedToken]:

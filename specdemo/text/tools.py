@@ -107,7 +107,7 @@ class CallReader:
         while True:
             leads = form.leads
             if self._after_call:  # what stands between calls is no content
-                between = (form.separator or "") + "]" * bool(form.list_marker)
+                between = (form.separator or "") + ("]" if form.list_marker else "")
                 self._unread = self._unread.lstrip(between).removeprefix(form.list_end)
                 leads += (form.head,)
             end, begins = certain(self._unread, leads)

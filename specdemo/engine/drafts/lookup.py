@@ -36,13 +36,13 @@ class LookupDrafter(TokenDrafter):
             self._count(context)
 
     def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        yield from ()  # no forwards
         guess = self.guess([*context[-ORDERS:], *drafted], mask)
         if guess is None:
             return None, 0.0
         token, confidence = guess
         acceptance = self._policy.accepted(self.name)(confidence)
         return Proposal(token, self.name, confidence, acceptance), 0.0
-        yield
 
     def guess(self, text: list[int], mask: Mask = None) -> tuple[int, float] | None:
         """The likeliest allowed token after `text` with a confidence in [0, 1]; None if none is
