@@ -193,7 +193,6 @@ def test_a_head_on_the_hub_needs_no_tokenizer(server, target, tmp_path):
         ({"vocabulary": 300}, "with 300 tokens in the vocabulary, and .* has 256"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 14, 25]}, "layers 2, 14, 25 .* has 2"),
         ({"eagle_aux_hidden_state_layer_ids": None}, "layers 2, 1, -1 .* has 2"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers is 3"),
     ],
     ids=str,
 )
@@ -239,12 +238,3 @@ def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_
     (changed / ir.WEIGHTS).write_bytes((target / ir.WEIGHTS).read_bytes())
     with pytest.raises(SpecdemoError, match="is no EAGLE-3 head"):
         loaded(target, changed)
-
-
-def test_a_damaged_head_leaves_nothing_behind(target, tmp_path):
-    source = head_of(tmp_path)
-    tensors = load_file(source / "model.safetensors")
-    save_file(tensors | {"d2t": np.full(200, 900)}, source / "model.safetensors")
-    with pytest.raises(BadInput, match="damaged tensor d2t"):
-        loaded(target, source)
-    assert not list((tmp_path / "home").glob("exported/head*"))

@@ -267,11 +267,11 @@ def test_a_choice_holds_for_all_logits_nearer_than_half_its_margin(
         assert reach < 5e-5 * max(temperature, 1) or verified(moved).token == chosen.token
 
 
-def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
+def test_the_smallest_margin_is_that_of_the_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
-    verdict = acceptance.verify(rows_of(rows), toy.drafted(1, 2), toy.GREEDY)
-    assert (verdict.accepted, verdict.token) == (2, 0)
-    assert (verdict.margin, verdict.min_margin) == (2, 0.25)
+    verified = acceptance.verify(rows_of(rows), toy.drafted(1, 2), toy.GREEDY)
+    assert (verified.accepted, verified.token) == (2, 0)
+    assert (verified.margin, verified.min_margin) == (2, 0.25)
     rejected = acceptance.verify(rows_of(rows), toy.drafted(0, 2), toy.GREEDY)
     assert rejected.min_margin == 3, "rows after a rejection decide nothing"
 

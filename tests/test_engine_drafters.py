@@ -18,7 +18,7 @@ from tiny_models import ir_folder, save_tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
-from toy import logits_of, sequence
+from toy import sequence
 
 from specdemo.audit.own_engine import OwnEngine
 from specdemo.audit.properties import Plan, Subject, cell_of
@@ -27,14 +27,11 @@ from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
-from specdemo.engine.drafts.model_drafters import LOOKAHEAD, HeadDrafter, ModelDrafter
+from specdemo.engine.drafts.model_drafters import LOOKAHEAD, ModelDrafter
 from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
-from specdemo.pairs import registry
-from specdemo.pairs.loading import load_pair
-from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -70,16 +67,6 @@ def test_lookup_proposes_what_followed_the_longest_repeated_ending(text, drafted
     lookup = lookup_after(text)
     guesses = [lookup.guess([*text, *after]) for after in drafted]
     assert [guess and guess[0] for guess in guesses] == tokens
-
-
-def test_a_draft_model_proposes_nothing_beyond_its_context():
-    drafter = ModelDrafter(asked(), CostModel(), sequence(), context_limit=5)
-    lengths = {}
-    for known in (2, 5, 6, 9):
-        drafter.start(list(range(known)), None)
-        lengths[known] = drafter.depth
-    assert lengths[2] == 4 and lengths[5] == 1  # the fourth proposal follows five tokens
-    assert lengths[6] <= 0 and lengths[9] <= 0
 
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
@@ -185,16 +172,6 @@ def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_i
     assert model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
     plan = policy.plan(tokens_left=tokens_left)
     assert drafter._pays(model, plan, context, [], 1.0, None) == pays
-
-
-def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_tokens():
-    request = asked(sampling=Sampling(temperature=1.0, coupling="maximal"))
-    drafter = HeadDrafter(request, CostModel(), sequence(), np.array([28, 260, 7]))
-    rows = np.log(np.array([[0.5, 0.2, 0.3]], np.float32))
-    proposed = drafter.choose(logits_of(rows), [1] * 5, [])
-    chances = [proposed.distribution.probability(token) for token in (28, 260, 7)]
-    assert chances == pytest.approx([0.5, 0.2, 0.3], abs=1e-6)
-    assert proposed.probability == proposed.distribution.probability(proposed.token)
 
 
 # Another vocabulary
@@ -309,11 +286,3 @@ def test_it_is_audited_with_the_shared_coupling(translated_pair):
         cell = cell_of("sampling", Subject(OwnEngine(session, "model")), plan)
     assert not cell.failures and set(cell.p_values) == {"shared"}
     assert cell.p_value > 0.001
-
-
-def test_a_pair_of_two_vocabularies_is_loaded_with_a_translation(folders):
-    target, draft = map(str, folders)
-    for assistant, translated in ((draft, True), (target, False)):
-        choice = ModelChoice(model=target, assistant_model=assistant)
-        loaded = load_pair(registry.chosen_pair(choice))
-        assert (loaded.translation is not None) == translated

@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 import pytest
 import tiny_gguf
+from conftest import load_own
 from eagle3_reference import Past, ReferenceHead, write_made_up_head
 from test_convert_eagle3 import HIDDEN, VOCABULARY, exported, written
 from test_engine_paged import CLOSE
@@ -22,10 +23,8 @@ from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
-from specdemo.engine.messages import ModelSettings, Run, Taps
+from specdemo.engine.messages import DEPTH, ModelSettings, Run, Taps
 from specdemo.errors import BadInput
-from specdemo.pairs.loading import load_pair
-from specdemo.pairs.registry import ModelChoice, chosen_pair
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -157,17 +156,12 @@ def test_a_head_says_which_hidden_states_it_reads(tmp_path):
         fractions(broken, core)
 
 
-def load_with_head(target, head):
-    choice = ModelChoice(model=str(target), assistant_model=str(head))
-    return load_pair(chosen_pair(choice))
-
-
 def test_a_head_of_its_target_is_loaded_at_any_precision_of_the_target(tiny_home, tmp_path):
     embedding, _ = heads.tables(ir_folder(tiny_home, "llama-target", "int8") / ir.MODEL)
     head = write_head(tmp_path / "head", (0.5,), embedding)
     for precision in ("int8", "int4", "fp16"):
         target = ir_folder(tiny_home, "llama-target", precision)
-        assert load_with_head(target, head.parent).head == head
+        assert load_own(target, head.parent).head == head
 
 
 @pytest.mark.parametrize(
@@ -185,7 +179,7 @@ def test_a_head_of_its_target_is_loaded_at_any_precision_of_the_target(tiny_home
 def test_a_head_of_another_target_is_refused_at_the_load(tiny_home, tmp_path, change, words):
     head = write_head(tmp_path / "head", **{"target": "made up (1)", **change})
     with pytest.raises((BadInput, ModelError), match=words):
-        load_with_head(ir_folder(tiny_home, "llama-target", "int8"), head.parent)
+        load_own(ir_folder(tiny_home, "llama-target", "int8"), head.parent)
 
 
 def test_a_head_for_states_of_another_width_is_refused(embedded_pair, tmp_path):
@@ -213,8 +207,6 @@ def test_a_recording_holds_the_chains_of_a_draft_head(head_pair):
 
 
 # EAGLE-3 heads
-
-DEPTH = 5
 
 
 def opened(xml: Path, target: Path | None = None, **settings) -> EagleHead:
@@ -295,19 +287,6 @@ def test_rows_of_states_and_of_chains_share_a_forward(tmp_path):
     assert np.abs(other.rows[0] - text.expected(9, [])[0]).max() < 1e-4
 
 
-def test_a_head_without_an_embedding_takes_the_targets(tmp_path, tiny_llama_pair):
-    source = written(tmp_path, hidden=64, vocabulary=256, rows=200, embedding=False)
-    embedding, _ = heads.tables(tiny_llama_pair.target)
-    head = opened(exported(source), tiny_llama_pair.target)
-    text = Text(ReferenceHead(source, embedding), 0)
-    tokens = [token % 256 for token in text.tokens[:8]]
-    with head.new_sequence() as sequence:
-        [found] = head.forward([Run(sequence, tokens, 8, states=text.states[:8])])
-    reference = text.reference
-    expected, _, _ = reference.rows(reference.fused(text.states[:8]), tokens, reference.empty)
-    assert np.abs(found.rows - expected).max() < 1e-4
-
-
 def test_an_export_that_gives_no_states_chains_all_the_same(tmp_path):
     """As those of optimum-intel are."""
     source = written(tmp_path)
@@ -325,11 +304,6 @@ def test_an_export_that_gives_no_states_chains_all_the_same(tmp_path):
         chained.append(reply.rows.copy())
     assert np.array_equal(*states) and states[0].shape == (8, HIDDEN)
     assert np.array_equal(*chained)
-
-
-def test_other_models_are_no_heads(tiny_llama_pair):
-    with pytest.raises(ModelError, match="is no EAGLE-3 head"):
-        opened(tiny_llama_pair.target)
 
 
 @pytest.mark.slow

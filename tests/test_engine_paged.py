@@ -17,7 +17,7 @@ from hypothesis.stateful import precondition, rule
 from openvino import opset13 as ops
 
 from specdemo.convert.weights import compressed
-from specdemo.engine.backends import graph, paged
+from specdemo.engine.backends import graph
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cache import KVSequence
 from specdemo.engine.faults import CacheFull, ModelError
@@ -131,23 +131,6 @@ def test_log_sum_and_margin_are_those_of_the_rows(model):
         two = np.sort(logits.rows, axis=1)[:, -2:]
         margins = [logits.margin(index) for index in range(3)]
         assert margins == pytest.approx(two[:, 1] - two[:, 0])
-
-
-def test_every_forward_ends_with_an_empty_sub_sequence(xml, monkeypatch):
-    """So the plugin always takes the same attention kernel."""
-    run, last = paged.Instance.run, []
-
-    def noting(self, layout, states):
-        last.append(layout.parts[-1])
-        return run(self, layout, states)
-
-    monkeypatch.setattr(paged.Instance, "run", noting)
-    model = PagedModel(xml, CLOSE)
-    with model.new_sequence() as one, model.new_sequence() as other:
-        model.forward([Run(one, [1, 2, 3], 1)])
-        model.forward([Run(one, [4], 1, stepwise=True)])
-        model.forward([Run(one, [5, 6], 2, stepwise=True), Run(other, [7], 1)])
-    assert last == [([], 0, [])] * 3
 
 
 def test_a_large_bound_of_the_cache_takes_no_memory_before_it_is_used(xml):

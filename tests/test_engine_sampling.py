@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import acceptance
 from specdemo.engine.sampling import (
     LIKELY,
     Distribution,
@@ -127,13 +126,6 @@ def test_similar_distributions_mostly_draw_the_same_token():
     total_variation = 0.5 * np.abs(p.probabilities - q.probabilities).sum()
     same = np.mean([draw(p, seed, 9) == draw(q, seed, 9) for seed in range(3000)])
     assert same > (1 - total_variation) / (1 + total_variation) - 0.03
-
-
-def test_residual_has_no_mass_where_the_draft_had_more():
-    p = Distribution(np.array([0, 2]), np.array([0.9, 0.1]))
-    q = Distribution(np.array([0, 1]), np.array([0.4, 0.6]))
-    left = acceptance.residual(p, q)
-    assert left.ids.tolist() == [1] and left.probabilities == pytest.approx([1.0])
 
 
 @given(*(st.integers(0, most) for most in (2**64 - 1, 10_000, 20, 60_000)))

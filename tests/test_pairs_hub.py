@@ -348,11 +348,6 @@ def test_a_draft_of_another_vocabulary_is_translated_and_the_log_has_the_differe
     assert load_own(tiny.dolly, tiny.pythia).translation is None
 
 
-def test_a_folder_without_a_model_is_bad_input(tmp_path):
-    with pytest.raises(BadInput, match="no PyTorch checkpoint"):
-        load_own(tmp_path)
-
-
 # Which pair is the default.
 
 

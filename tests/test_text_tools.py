@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -309,19 +308,6 @@ def test_an_answer_follows_a_schema_or_is_an_object(clients, create):
     assert isinstance(done.message.parsed, Drink) and done.finish_reason == "stop"
     done = create(response_format={"type": "json_object"}, max_tokens=1).choices[0]
     assert (done.message.content, done.finish_reason) == ("{", "length")
-
-
-def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(create):
-    schema = {"name": "drink", "schema": Drink.model_json_schema(), "strict": True}
-    kinds = [{}, {"response_format": {"type": "json_schema", "json_schema": schema}}]
-
-    def ask(more):
-        done = create(temperature=0.9, seed=3, max_tokens=24, **more)
-        return done.choices[0].message.content
-
-    alone = [ask(more) for more in kinds]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(ask, kinds * 3)) == alone * 3
 
 
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
