@@ -1,5 +1,5 @@
 """What travels between the parts of the engine: runs of tokens, logits, drafts, and the rounds that
-decoding yields. No model runs here, so whatever only exchanges these needs no OpenVINO."""
+decoding yields. No model runs here, so code that only exchanges these needs no OpenVINO."""
 
 from __future__ import annotations
 

@@ -326,8 +326,8 @@ def _write_round(module: ir.Module, bits: int) -> None:
 
 
 def _write_compute_parts(module: ir.Module, tiles: list[Any]) -> Any:
-    """Compute parts of the job on the board until none is left. Whoever takes a part finds the
-    arguments of its job: they change only when all parts are done."""
+    """Compute parts of the job on the board until none is left. A thread that takes a part finds
+    the arguments of its job: they change only when all parts are done."""
     b = _Writer(module, "compute_parts", [POINTER])
     [board] = b.function.args
     with b.while_below(PARTS, lambda: b.atomic_rmw("add", board, I64(1), "seq_cst")) as part:
