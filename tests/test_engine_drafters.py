@@ -27,7 +27,12 @@ from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
-from specdemo.engine.drafts.model_drafters import LOOKAHEAD, ModelDrafter
+from specdemo.engine.drafts.model_drafters import (
+    LOOKAHEAD,
+    EagleDrafter,
+    HeadDrafter,
+    ModelDrafter,
+)
 from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.sampling import Sampling
@@ -161,6 +166,14 @@ def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
             policy.unasked[model.name] = 0
         policy.record_round(1.0, 1)
     assert asked_in == [EXPLORE_ROUNDS, 2 * EXPLORE_ROUNDS]
+
+
+@pytest.mark.parametrize(("kind", "text_tokens"), [(HeadDrafter, 1), (EagleDrafter, 5)])
+def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(kind, text_tokens):
+    drafter = kind(asked(), costs(0.1, 0.01), sequence())
+    drafter.start(list(range(9)), np.zeros((5, 1), np.float32))
+    forward = drafter.costs.forward
+    assert drafter.cost([1, 2]) == pytest.approx(forward(text_tokens) + 2 * forward(1))
 
 
 @pytest.mark.parametrize(("tokens_left", "pays"), [(50, True), (5, False)])
