@@ -117,38 +117,44 @@ class Grammars:
         """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text
         with "". Raises BadInput."""
         require_size(tools.functions, "tools")
-        form, literal = tools.form, self._literal
+        form = tools.form
         several = tools.several and form.separator is not None
         # A call that may begin like the JSON is made of the same parts.
         as_json = form.first and bool(schema) and not tools.required
-        begin, end = "", ""
-        if form.list_marker:
-            begin = f'{literal(form.list_marker)} " "? "["'
-            end = f'"]" ({literal(form.list_end)})?' if form.list_end else '"]"'
-        elif form.first and "<|python_tag|>" in self._added:
-            begin = f"({literal('<|python_tag|>')})?"
-        begin += "" if as_json else literal(form.head)
-        more = f"({literal(f'{form.separator}{form.head}')} call)*" if several else ""
-        if tools.required:
-            start = "calls"
-        elif schema:
-            start = f"calls | {self._json(schema, 'json_schema')}"
-        elif form.first:
-            start = "calls | OTHER?"
-        elif begin.startswith("<["):  # a token, which is no part of TEXT
-            start = "text (calls text)*" if several else "text calls?"
-        else:
-            start = "(lead rest)* TEXT?" if several else "lead rest | TEXT?"
+        begin, end = self._around_calls(form)
+        head = "" if as_json else self._literal(form.head)
+        more = f"({self._literal(f'{form.separator}{form.head}')} call)*" if several else ""
         functions = (self._call(item, form, as_json) for item in json.loads(tools.functions))
-        # `lead`: text up to a call whose marker is spelled; OTHER: text that begins like no call.
-        return rf"""start: {start}
-calls: {begin} call {more} {end}
+        return rf"""start: {self._answer(tools, schema, several)}
+calls: {begin}{head} call {more} {end}
 lead[lazy]: TEXT? {json.dumps(form.leads[0])}
 rest: call {more} {end}
 call: {" | ".join(functions)}
 text: TEXT? {self._tokens_beside(form)}
 TEXT: /(.|\n)+/
 OTHER: TEXT & ~/\s*\{{\s*"name"\s*:(.|\n)*/"""
+
+    def _answer(self, tools: Tools, schema: str, several: bool) -> str:
+        """The grammar of the whole answer. OTHER is text that begins like no call, and `lead` text
+        up to a call whose marker is spelled."""
+        if tools.required:
+            return "calls"
+        if schema:
+            return f"calls | {self._json(schema, 'json_schema')}"
+        if tools.form.first:
+            return "calls | OTHER?"
+        if self._literal(tools.form.leads[0]).startswith("<["):  # a token, which is no part of TEXT
+            return "text (calls text)*" if several else "text calls?"
+        return "(lead rest)* TEXT?" if several else "lead rest | TEXT?"
+
+    def _around_calls(self, form: CallForm) -> tuple[str, str]:
+        """The grammars of what precedes the first call, and of what follows the last one."""
+        if form.list_marker:
+            end = f" ({self._literal(form.list_end)})?" if form.list_end else ""
+            return f'{self._literal(form.list_marker)} " "? "["', f'"]"{end}'
+        if form.first and "<|python_tag|>" in self._added:
+            return f"({self._literal('<|python_tag|>')})?", ""
+        return "", ""
 
     def _call(self, function: dict[str, Any], form: CallForm, as_json: bool) -> str:
         """The grammar of a call of one function, from its name to its end. Raises BadInput."""
