@@ -176,6 +176,14 @@ def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(k
     assert drafter.cost([1, 2]) == pytest.approx(forward(text_tokens) + 2 * forward(1))
 
 
+def test_rounds_that_share_a_forward_count_as_one_until_a_source_is_asked():
+    _, policy, model = asking()
+    policy.accepted(model.name)
+    for _ in range(8):
+        policy.record_round(1.0, 1, others=7)
+    assert policy.unasked[model.name] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("tokens_left", "pays"), [(50, True), (5, False)])
 def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_it(
     tokens_left, pays

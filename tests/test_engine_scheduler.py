@@ -24,11 +24,15 @@ from toy import (
     request,
 )
 
-from specdemo.engine.decode import prefill
+from specdemo.engine.decode import Limits, prefill
+from specdemo.engine.drafts.draft_sources import LookupSource
 from specdemo.engine.faults import Busy, CacheFull, Closed, ModelError, RequestFailed
-from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Run
+from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Round, Run
+from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
-from specdemo.engine.profile import MERGED_TOKENS
+from specdemo.engine.profile import MERGED_TOKENS, Invariance
+from specdemo.engine.request import Request, Target
+from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 
 
@@ -84,6 +88,25 @@ def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(sch
 
     list(scheduler.submit(Handle(work(), shared)).events())
     assert [(reply.tokens, reply.others) for reply in replies] == [(4, 0)]
+
+
+def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypatch):
+    """It drafted as much as if it were alone, and all others waited."""
+    model, others, plan = shared["target"], [], Policy.plan
+    model.fork = lambda sequence, length: model.new_sequence()
+    monkeypatch.setattr(
+        Policy, "plan", lambda self, *left: others.append(self.others) or plan(self, *left)
+    )
+    target = Target("exact", model, PrefixCache(model), Invariance())
+    asked = Request((1, 2, 3), Sampling(), Limits(8, 100), "lookup")
+    works = [asked.work(target, [LookupSource()]) for _ in range(3)]
+    [prefill, *_] = map(next, works)
+    [logits] = model.forward([prefill.run])
+    assert isinstance(works[0].send(Reply(logits, 0.0, 3)), Round)
+    next(works[0])
+    for work in works:
+        work.close()
+    assert others == [2] and not target.answering
 
 
 class SlowLanguage(Language):

@@ -120,13 +120,16 @@ class CostModel:
 
     def forwards(self, others: int = 0, context: int = 0) -> list[float]:
         """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens.
-        With `others` tokens of other requests in the same forward, each row costs what a row
-        of a large forward costs: costs rise in steps, and otherwise the rows of every request would
-        seem free."""
+        With `others` tokens of other requests in the same forward, each row costs at least what a
+        row of a large forward costs: costs rise in steps, and otherwise the rows of every request
+        would seem free. A change of size costs all requests time, and counts in full."""
         row = self.attention * self.level * context
         if others:
-            first, more = self.forward(others + 1) + row, self._row() * self.level + row
-            return [first + (tokens - 1) * more for tokens in range(LARGEST + 1)]
+            first, more = self.forward(others + 1), self._row() * self.level
+            return [
+                max(first + (tokens - 1) * more, self.forward(others + tokens)) + tokens * row
+                for tokens in range(LARGEST + 1)
+            ]
         rows, cheapest, sizes = [], math.inf, list(self.seconds)
         for tokens in range(LARGEST, -1, -1):
             while sizes and sizes[-1] >= tokens:

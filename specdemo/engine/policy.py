@@ -4,7 +4,7 @@ Counts acceptance rates during decoding. Knows no models and no token ids."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from .cost_model import LARGEST, CostModel
@@ -15,7 +15,7 @@ READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text f
 LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
 EXPLORE_ROUNDS = 256
 """A source that no round has asked for so long is asked for one token, whatever it seems to cost: a
-cost that was measured beside other work would otherwise stay for ever. Of 256 rounds this is one
+cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this is one
 draft step."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
@@ -145,7 +145,8 @@ class RoundPlan:
 @dataclass(slots=True)
 class Policy:
     """Plans the rounds of one request. `fixed` is a draft length, or None to adapt; `limit` is the
-    longest one. `others` is the number of tokens of other requests in the last forward.
+    longest one. `others` is the number of tokens of other requests in the last forward, before the
+    first one that of other requests.
 
     All requests share the rest and learn from each other: `costs` are the target model's,
     `acceptance` the rates by source, `unasked` the rounds since each source was asked."""
@@ -154,7 +155,7 @@ class Policy:
     limit: int = MAX_DRAFT
     costs: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
-    unasked: Counter[str] = field(default_factory=Counter)
+    unasked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     others: int = 0
     _answered: int = 0
     _seconds: float = 0.0
@@ -186,7 +187,7 @@ class Policy:
         self.others = others
         for name, source in self.acceptance.items():
             source.total.fade()
-            self.unasked[name] += 1
+            self.unasked[name] += 1 / (others + 1)  # they share the forward
         self._answered += tokens
         self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
         self._tokens = 0.9 * self._tokens + tokens

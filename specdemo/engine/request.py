@@ -28,7 +28,8 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 @dataclass
 class Target:
     """A target model with the numerics `name`, and what decoding on it has taught so far.
-    `measured` is the date of the cost table. `prepared` is set when the preparation has ended."""
+    `measured` is the date of the cost table. `prepared` is set when the preparation has ended.
+    `answering` is the number of requests at work."""
 
     name: str
     model: Model
@@ -37,6 +38,10 @@ class Target:
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
     prepared: threading.Event = field(default_factory=threading.Event)
+    answering: int = 0
+
+    def request_ended(self) -> None:
+        self.answering -= 1
 
     def fair_chunk(self, context: int) -> int:
         """The tokens of a prefill forward beside other requests: fewer than alone after a long
@@ -99,7 +104,9 @@ class Request:
         request = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
         sources = [source for source in sources if self.drafter in source.drafters]
         runners = [target.model, *(source.runner for source in sources if source.runner)]
+        target.answering += 1
         with ExitStack() as ends:
+            ends.callback(target.request_ended)
             drafters = []
             for source in sources:
                 if (opened := source.open(request)) is not None:
@@ -108,6 +115,7 @@ class Request:
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
             prompt, sequence = yield from self._prompt(target, drafter)
             ends.enter_context(sequence)
+            policy.others = target.answering - 1
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds
