@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from itertools import cycle
 from time import perf_counter
 
 import numpy as np
@@ -50,7 +51,7 @@ def measured(request, tiny_llama_pair):
         pytest.importorskip("llvmlite")
     model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
     list(model.compiling)
-    return model, measure_invariance(model)
+    return model, list(measure_invariance(model))[-1]
 
 
 def text_of(model, size: int) -> list[int]:
@@ -105,7 +106,7 @@ def test_what_is_measured_does_not_depend_on_the_costs_of_the_moment(measured, m
     model, invariance = measured
     monkeypatch.setattr(model, "costs", CostModel())
     model.costs.learn({1: 9.0, 4: 1.0, 64: 2.0})  # so single tokens are padded
-    assert measure_invariance(model) == invariance
+    assert list(measure_invariance(model))[-1] == invariance
 
 
 def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measured):
@@ -188,6 +189,21 @@ def test_the_preparation_ends_with_any_amount_of_memory(
     engine.close()
 
 
+def test_a_race_that_need_not_be_measured_waits_for_its_instances_only(
+    tiny_llama_pair, tmp_path, monkeypatch
+):
+    """Without VNNI the costs of Dolly 3B took longer than all that its first token needs."""
+    monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
+    monkeypatch.setattr(cost_measurement, "learn_costs", lambda *_, **__: cycle([None]))
+    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
+    memory = {"context_limit": 1024, "available_bytes": lambda: 1 << 40}
+    with closing(Engine(files, background=False, **memory)) as engine:
+        list(engine.preparing(measured=False))
+        target = engine.target("exact")
+        assert len(target.model._fixed) == len(numerics.FIXED_SHAPES) and engine.draft
+        assert not target.prepared.is_set()
+
+
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, invariance = numerics.open_target(PairFiles(tiny_llama_pair.target), CORE)
     assert invariance.tokens >= numerics.USEFUL_TOKENS
@@ -247,15 +263,28 @@ def test_a_forward_is_believed_by_what_its_threads_used(
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-def test_the_check_ends_once_it_suffices_by_the_seconds_of_the_processor(
-    tiny_llama_pair, monkeypatch, waiting
+def test_the_check_before_the_first_token_ends_by_the_seconds_of_the_processor(
+    tiny_llama_pair, tmp_path, monkeypatch, waiting
 ):
-    """A machine busy with other work would find a smaller size, and keep it."""
+    """A machine busy with other work checks as much. The rest is checked in a quiet moment."""
     monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
     if waiting:
         monkeypatch.setattr(numerics, "process_time", lambda: 0.0)
-    tokens = measure_invariance(PagedModel(tiny_llama_pair.target, CLOSE)).tokens
-    assert tokens > numerics.USEFUL_TOKENS if waiting else tokens == numerics.USEFUL_TOKENS
+    _, begun = numerics.open_target(PairFiles(tiny_llama_pair.target), CORE)
+    assert begun.complete == waiting
+    assert waiting or begun.tokens == numerics.USEFUL_TOKENS and not begun.merged_tokens
+    engine, remembered = prepared(tiny_llama_pair, tmp_path, 1 << 40)
+    target, [kept] = engine.target("exact"), remembered[-1].targets.values()
+    assert target.invariance == kept.invariance and target.invariance.complete
+    assert target.invariance.tokens > numerics.USEFUL_TOKENS
+    assert target.policy.limit == target.invariance.draft_limit > begun.draft_limit or waiting
+    engine.close()
+
+
+def test_a_check_goes_on_from_what_an_earlier_start_found(tiny_llama_pair):
+    model = PagedModel(tiny_llama_pair.target, CLOSE)
+    first, *_, last = measure_invariance(model)
+    assert list(measure_invariance(model, first))[-1] == last
 
 
 @pytest.mark.parametrize(

@@ -297,17 +297,25 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     assert all(collect([handles[0], handles[2]]))
 
 
-def test_background_work_is_done_beside_requests_once_it_is_asked_for_and_they_know(endless):
-    done = []
+def test_background_work_is_done_beside_requests_while_it_is_asked_for_and_they_know(endless):
+    done, enough = [], threading.Event()
+
+    def work():
+        for step in range(6):
+            done.append(step)
+            yield enough.set() if step == 2 else None
+
     with running(background=False) as scheduler:
         handle = submit(scheduler, endless, (1, 2), 100_000)
         events = handle.events()
-        scheduler.run_in_background(done.append(step) for step in range(3))
+        scheduler.run_in_background(work())
         next(events)
         assert scheduler.activity.preparing and not done and not handle.compiling
-        scheduler.hurry()
-        until(lambda: len(done) == 3 and not scheduler.activity.preparing)
+        scheduler.hurry(enough)
+        until(enough.is_set)
+        next(events)
         assert scheduler.activity.active == 1 and handle.compiling
+        assert scheduler.activity.preparing and done == [0, 1, 2]
 
 
 @pytest.mark.parametrize("timed", [False, True])

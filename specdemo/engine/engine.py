@@ -17,7 +17,6 @@ from .backends.draft_head import DraftHead
 from .backends.eagle_head import EagleHead
 from .backends.paged import open_model
 from .checkpoint import PairFiles, weights_size
-from .cost_model import LARGEST
 from .drafts.draft_sources import (
     LOOKUPS,
     DraftSource,
@@ -128,17 +127,16 @@ class Engine:
                 self.scheduler.run_in_background(self._preparation(target))
             return self._targets[name]
 
-    def preparing(self, name: str = "exact", stop: Event | None = None) -> Iterator[Waiting]:
-        """Prepare the rest. Yields a Waiting every 0.2 s until it is done or `stop` is set."""
+    def preparing(
+        self, name: str = "exact", stop: Event | None = None, *, measured: bool = True
+    ) -> Iterator[Waiting]:
+        """Prepare the rest, or unless `measured` what has to be compiled. Yields a Waiting every
+        0.2 s until it is done or `stop` is set."""
         target = self.target(name)
-        self.scheduler.hurry()
-        while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):
+        done = target.prepared if measured else target.compiled
+        self.scheduler.hurry(done)
+        while self._targets and not done.wait(0.2) and not (stop and stop.is_set()):
             yield Waiting(0, None)
-
-    def compiled(self, name: str) -> bool:
-        """Whether all instances for these numerics are compiled; measurements may be missing."""
-        opened = self.draft is not None or not self.drafts
-        return opened and not self.target(name).model.settings.fixed_shapes
 
     @property
     def profile(self) -> Profile:
@@ -205,8 +203,7 @@ class Engine:
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
-        limit = min(invariance.tokens or LARGEST, LARGEST) - 1
-        policy = Policy(limit=limit, costs=model.costs, acceptance=rates)
+        policy = Policy(limit=invariance.draft_limit, costs=model.costs, acceptance=rates)
         target = Target(name, model, prefixes, invariance, policy)
         if known is not None and known.costs:
             model.costs.learn(known.costs, known.change, known.attention, lasting=True)
@@ -262,10 +259,17 @@ class Engine:
             decoder = None if draft is None else draft.decoder
             for _ in decoder.compiling if decoder else ():
                 yield
+            target.compiled.set()
+            if not target.invariance.complete:
+                yield
+                for invariance in numerics.measure_invariance(model, target.invariance):
+                    target.invariance, target.policy.limit = invariance, invariance.draft_limit
+                    yield
             yield from self._measuring(target, REMEASURE_SECONDS)
         except Exception as error:
             log.error("The preparation failed and is left.", exc_info=error)
         finally:
+            target.compiled.set()
             target.prepared.set()
 
     def _measuring(self, target: Target, pause: float) -> Generator[None]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from .cost_model import LARGEST
+
 GUARD_FACTOR, MIN_GUARD, MAX_GUARD = 16, 1e-3, 0.02
 MERGED_TOKENS = 64  # the most tokens in a shared forward: rounding is measured up to that size
 Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin properties
@@ -12,13 +14,14 @@ class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
     (0: none do, or fast numerics). A forward of one token differs by at most `one_token` logits.
     With `merging` a request gets the same bits in a shared forward as by itself, with `chunks` a
-    prompt does whatever the lengths of its chunks."""
+    prompt does whatever the lengths of its chunks. Until it is `complete`, more may be found."""
 
     tokens: int = 0
     one_token: float = 0.0
     threads: int = 0
     merging: bool = False
     chunks: bool = False
+    complete: bool = True
 
     @property
     def guard(self) -> float | None:
@@ -37,6 +40,11 @@ class Invariance:
         """The most tokens in a forward that requests share; 0: they do not share forwards."""
         return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
 
+    @property
+    def draft_limit(self) -> int:
+        """The longest draft, in tokens."""
+        return min(self.tokens or LARGEST, LARGEST) - 1
+
     def __str__(self) -> str:
         text = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
@@ -46,6 +54,8 @@ class Invariance:
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"
             text += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
+        if not self.complete:
+            return f"{text}; more is checked in a quiet moment"
         if self.merging:
             return f"{text}; requests that share a forward get the same bits"
         return f"{text}; requests do not share forwards, which would change their bits"

@@ -28,8 +28,8 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 @dataclass
 class Target:
     """A target model with the numerics `name`, and what decoding on it has taught so far.
-    `measured` is the date of the cost table. `prepared` is set when the preparation has ended.
-    `answering` is the number of requests at work."""
+    `measured` is the date of the cost table. `compiled` is set when all instances and the draft are
+    compiled, `prepared` when the preparation has ended. `answering` counts the requests at work."""
 
     name: str
     model: Model
@@ -37,6 +37,7 @@ class Target:
     invariance: Invariance
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
+    compiled: threading.Event = field(default_factory=threading.Event)
     prepared: threading.Event = field(default_factory=threading.Event)
     answering: int = 0
 

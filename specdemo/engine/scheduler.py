@@ -131,8 +131,7 @@ class Scheduler:
     no forward finds the cache full. Kept texts are dropped to make room.
 
     With `background`, background work runs while idle, and beside requests every PATIENCE seconds;
-    after `hurry` always, until there is none. If the loop fails, the active requests fail and the
-    loop goes on."""
+    after `hurry` always. If the loop fails, the active requests fail and the loop goes on."""
 
     def __init__(self, *, max_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.max_active = max_active
@@ -144,7 +143,8 @@ class Scheduler:
         self._request_seconds: float | None = None
         self._restarts = 0
         self._background: deque[Generator[None]] = deque()
-        self._in_quiet, self._hurried = background, False
+        self._in_quiet = background
+        self._hurried: set[threading.Event] = set()
         self._busy_at = self._prepared_at = monotonic()
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
@@ -168,9 +168,9 @@ class Scheduler:
         self._background.append(work)
         self._notify()
 
-    def hurry(self) -> None:
-        """Do the background work that there is now, beside requests too."""
-        self._hurried = True
+    def hurry(self, until: threading.Event) -> None:
+        """Do background work beside requests too, until this is set."""
+        self._hurried = {*self._hurried, until}
         self._notify()
 
     def waiting(self, request: Handle) -> Waiting:
@@ -225,7 +225,8 @@ class Scheduler:
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
         late = late and not any(active.timed for active in self._active)
-        due = self._hurried or (self._in_quiet and (quiet or late))
+        hurried = not all(until.is_set() for until in self._hurried)
+        due = hurried or (self._in_quiet and (quiet or late))
         # Compiling starts threads, which is an error once the main thread has ended.
         return due and bool(self._background) and threading.main_thread().is_alive()
 
@@ -239,8 +240,6 @@ class Scheduler:
             ended = True
         if ended:
             self._background.popleft()
-            # What comes later, such as measuring again, waits for a quiet moment.
-            self._hurried = self._hurried and bool(self._background)
         self._prepared_at = monotonic()
 
     def step(self) -> None:

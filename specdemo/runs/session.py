@@ -118,9 +118,9 @@ class Session(AbstractContextManager["Session"]):
 
     def _events(self, question: Question, request: Request) -> Generator[SessionEvent]:
         settings = question.settings
-        missing = question.measured or not self.engine.compiled(settings.numerics)
-        if missing and (question.baseline or settings.drafter == "model"):
-            yield from self.engine.preparing(settings.numerics, question.stop)
+        if question.baseline or settings.drafter == "model":
+            measured, numerics = question.measured, settings.numerics
+            yield from self.engine.preparing(numerics, question.stop, measured=measured)
         target = self.engine.target(settings.numerics)
         # Each race begins with the acceptance rates of the first: what a run learns is faster.
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import count
 from typing import Any
@@ -101,10 +102,14 @@ class Product(ov.Op):  # type: ignore[misc]
 
 def use_kernels(model: ov.Model) -> None:
     """Replace the products of compressed weights in place, where `pack` knows their shape."""
-    for products in products_by_input(model):
+    sharing = products_by_input(model)
+    weights = [[product.input_value(1).get_node() for product in products] for products in sharing]
+    with ThreadPoolExecutor() as pool:
+        packed = list(pool.map(lambda nodes: list(map(_packed, nodes)), weights))
+    for products, arranged in zip(sharing, packed, strict=True):
         alike = defaultdict(list)
-        for product in products:
-            if (matrix := _packed(product.input_value(1).get_node())) is not None:
+        for product, matrix in zip(products, arranged, strict=True):
+            if matrix is not None:
                 alike[matrix.bits, matrix.group].append((product, matrix))
         for pairs in alike.values():
             source, matrices = products[0].input_value(0), [matrix for _, matrix in pairs]

@@ -4,6 +4,7 @@ measures how far they do. Speculative decoding is lossless in practice only with
 
 import math
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -54,10 +55,10 @@ MIN_GROUP, MAX_GROUP = 32, 128  # activations that share a scale; 32 is the plug
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}  # tokens of a forward
 REFERENCE_SIZE = 4  # tokens of the forwards with which those of other sizes are compared
 
-USEFUL_TOKENS, CHECK_SECONDS = 8, 8.0
-"""The check goes on to larger sizes than USEFUL_TOKENS until each thread has used CHECK_SECONDS of
-its processor, whatever else the machine does: with 3 billion weights and no VNNI the largest two
-and their merging took 17 of its 26 s."""
+USEFUL_TOKENS, CHECK_SECONDS = 8, 2.0
+"""The check before the first token ends at USEFUL_TOKENS if each thread has used CHECK_SECONDS of
+its processor by then, whatever else the machine does. The rest comes in a quiet moment: with 3
+billion weights and no VNNI it takes 17 of 24 s."""
 
 CONTEXT = 40  # tokens before those whose logits are compared
 CHUNKS = (0, 2, 9, 41)  # where they begin
@@ -149,7 +150,7 @@ def open_target(
         try:
             model = open_model(source, chosen, core)
             if exact and known is None:
-                invariance = measure_invariance(model)
+                invariance = _quickly_measured(model)
         except ModelError:
             if properties == tried[-1]:
                 raise
@@ -160,6 +161,15 @@ def open_target(
                 break
     model.min_tokens = invariance.min_tokens
     return model, invariance
+
+
+def _quickly_measured(model: Model) -> Invariance:
+    """What `measure_invariance` finds in CHECK_SECONDS, at least up to USEFUL_TOKENS."""
+    until, checking = process_time() + CHECK_SECONDS * model.threads, measure_invariance(model)
+    invariance = next(checking)
+    while not invariance.complete and process_time() <= until:
+        invariance = next(checking)
+    return invariance
 
 
 def fixed_shapes(
@@ -173,52 +183,47 @@ def fixed_shapes(
     return shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
 
 
-def measure_invariance(model: Model) -> Invariance:
+def measure_invariance(model: Model, known: Invariance | None = None) -> Iterator[Invariance]:
     """Compare the logits of a made-up text between forwards of all sizes, bitwise. Takes a second,
-    with billions of weights about ten. Sets `model.min_tokens` to what was found."""
+    with billions of weights about ten. Goes on from what is `known`. Yields what was found after
+    USEFUL_TOKENS and each larger size; the last one is `complete`. Sets `model.min_tokens`."""
+    found = known or Invariance(threads=model.threads, complete=False)
     size = CONTEXT + max(CHECKED_SIZES)
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, size).tolist()
     tokens = text[CONTEXT:]
+    # Kernels are chosen by the number of threads too.
+    sizes = CHECKED_SIZES | ({model.threads} & set(range(2, max(CHECKED_SIZES))))
     with model.new_sequence() as context:
-        model.min_tokens = 1
         model.forward([Run(context, text[:CONTEXT], 1)])
-        equal, one_token = _equal_sizes(model, context, tokens)
-        invariance = Invariance(equal, one_token, model.threads)
-        model.min_tokens = invariance.min_tokens
+        reference = _first_rows(model, context, tokens, REFERENCE_SIZE)
+        if known is None:
+            single = _first_rows(model, context, tokens, 1)
+            found = replace(found, one_token=float(np.abs(single - reference).max()))
+        for size in sorted(size for size in sizes if size > found.tokens):
+            if size > USEFUL_TOKENS:
+                yield found
+            rows = _first_rows(model, context, tokens, size)
+            if not np.array_equal(rows, reference[: len(rows)]):
+                break
+            found = replace(found, tokens=size)
+        model.min_tokens = found.min_tokens
+        equal = found.tokens
         merging = equal > 0 and _can_merge(model, context, tokens, equal)
         chunks = equal > PREFILL_CHUNK and _equal_chunks(model, context, tokens)
-        return replace(invariance, merging=merging, chunks=chunks)
+        yield replace(found, merging=merging, chunks=chunks, complete=True)
 
 
-def _equal_sizes(model: Model, context: KVSequence, tokens: list[int]) -> tuple[int, float]:
-    """The largest size up to which forwards give the same logits of `tokens` after `context`, 0 if
-    none do; and by how much those of single tokens differ."""
-    began = process_time()
-
-    def first_rows(size: int) -> np.ndarray:
-        """Logits of the first tokens, `size` a forward: at most [USEFUL_TOKENS, vocabulary]."""
-        rows = []
-        with model.fork(context, context.length) as sequence:
-            for begin in range(0, max(USEFUL_TOKENS - size, 0) + 1, size):
-                piece = tokens[begin : begin + size]
-                # Padded to the size that is cheapest at the moment, single tokens would seem equal.
-                run = Run(sequence, piece, size, stepwise=True, unpadded=True)
-                rows.append(model.forward([run])[0].rows.copy())
-        return np.concatenate(rows)[:USEFUL_TOKENS]
-
-    reference = first_rows(REFERENCE_SIZE)
-    one_token = float(np.abs(first_rows(1) - reference).max())
-    equal = 0
-    # Kernels are chosen by the number of threads too.
-    for size in sorted(CHECKED_SIZES | ({model.threads} & set(range(2, max(CHECKED_SIZES))))):
-        used = (process_time() - began) / model.threads
-        if equal >= USEFUL_TOKENS and used > CHECK_SECONDS:
-            break
-        rows = first_rows(size)
-        if not np.array_equal(rows, reference[: len(rows)]):
-            break
-        equal = size
-    return equal, one_token
+def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int) -> np.ndarray:
+    """Logits of the first `tokens` after `context`, `size` a forward: at most [USEFUL_TOKENS,
+    vocabulary]."""
+    rows = []
+    with model.fork(context, context.length) as sequence:
+        for begin in range(0, max(USEFUL_TOKENS - size, 0) + 1, size):
+            piece = tokens[begin : begin + size]
+            # Padded to the size that is cheapest at the moment, single tokens would seem equal.
+            run = Run(sequence, piece, size, stepwise=True, unpadded=True)
+            rows.append(model.forward([run])[0].rows.copy())
+    return np.concatenate(rows)[:USEFUL_TOKENS]
 
 
 def _equal_chunks(model: Model, context: KVSequence, tokens: list[int]) -> bool:
