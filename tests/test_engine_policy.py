@@ -227,7 +227,7 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second(figures, chances, lengt
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
-    policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
+    policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 10: 2.9, 16: 4.6}))
     assert policy.plan().best_length([0.4] * 3) > 0, "alone, four rows cost little more than one"
     policy.others = 7
     assert policy.plan().best_length([0.4, 0.4, 0.4]) == 0

@@ -318,6 +318,24 @@ def test_background_work_is_done_beside_requests_while_it_is_asked_for_and_they_
         assert scheduler.activity.preparing and done == [0, 1, 2]
 
 
+def test_after_hurried_work_the_request_that_waited_comes_first(monkeypatch):
+    monkeypatch.setattr("specdemo.engine.scheduler.QUIET", 30.0)
+    done, enough = [], threading.Event()
+
+    def work():
+        scheduler._busy_at -= 60.0  # this step takes long
+        enough.set()
+        yield
+        done.append(1)
+
+    with running() as scheduler:
+        scheduler.run_in_background(work())
+        scheduler.hurry(enough)
+        until(enough.is_set)
+        time.sleep(0.05)
+        assert not done
+
+
 @pytest.mark.parametrize("timed", [False, True])
 def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
     monkeypatch.setattr("specdemo.engine.scheduler.PATIENCE", 0.0)

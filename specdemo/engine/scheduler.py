@@ -225,12 +225,15 @@ class Scheduler:
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
         late = late and not any(active.timed for active in self._active)
-        hurried = not all(until.is_set() for until in self._hurried)
-        due = hurried or (self._in_quiet and (quiet or late))
+        due = self._is_hurried() or (self._in_quiet and (quiet or late))
         # Compiling starts threads, which is an error once the main thread has ended.
         return due and bool(self._background) and threading.main_thread().is_alive()
 
+    def _is_hurried(self) -> bool:
+        return not all(until.is_set() for until in self._hurried)
+
     def _run_background(self) -> None:
+        hurried = self._is_hurried()
         for request in self._active:
             request.compiling = True
         try:
@@ -241,6 +244,8 @@ class Scheduler:
         if ended:
             self._background.popleft()
         self._prepared_at = monotonic()
+        if hurried:  # a request may have waited for this
+            self._busy_at = self._prepared_at
 
     def step(self) -> None:
         """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
