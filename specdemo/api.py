@@ -15,7 +15,7 @@ from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
 from specdemo.host.threads import merged
 from specdemo.options import Whole, parse, unusable, wrong_parameter
-from specdemo.pairs.loading import LoadedPair, load_pair
+from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
 from specdemo.runs.question import (
     Question,
@@ -26,7 +26,7 @@ from specdemo.runs.question import (
     read_prompt,
     trace_of,
 )
-from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
+from specdemo.runs.session import ACTIVE_REQUESTS, Session, open_session
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
 from specdemo.runs.trace import Trace
 from specdemo.text.chat import Strict, ToolChoice, ToolList, callable_tools, read_messages
@@ -306,5 +306,4 @@ def load(
         raise BadInput(f"{pair!r} names no pair; pass files and folders as model=...", "pair")
     chosen = chosen_pair(parse(ModelChoice, choice))
     with progress_bar() as report:
-        loaded = load_pair(chosen, report)
-        return Pipeline(compiled_session(loaded, report, threads=threads))
+        return Pipeline(open_session(chosen, report, threads=threads))

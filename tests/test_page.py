@@ -25,6 +25,7 @@ from toy_session import ToySession, toy_clock
 from specdemo.bench.report import WAYS
 from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
+from specdemo.host.terminal import Progress
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
@@ -309,7 +310,7 @@ def other_server():
     ready = threading.Event()
 
     def opener(pair, report):
-        report("Compiling the models")
+        report(Progress("Compiling the models"))
         ready.wait(60)
         return ToySession()
 

@@ -21,6 +21,7 @@ from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
+from specdemo.host.terminal import Progress
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
@@ -206,7 +207,7 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
 
     def opener(pair, report):
         while pair == large:
-            report("downloading")
+            report(Progress("downloading"))
             time.sleep(0.005)
         return ToySession(info=PairInfo(pair.pair, pair.pair, None))
 

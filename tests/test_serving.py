@@ -25,6 +25,7 @@ from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
 from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.host.terminal import Progress
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.trace import from_json
 from specdemo.server import openai_api, schema
@@ -615,7 +616,7 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(toy):
     go_on = threading.Event()
 
     def load(options, report):
-        report("Downloading")
+        report(Progress("Downloading"))
         go_on.wait(10)
         return toy
 

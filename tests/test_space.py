@@ -24,7 +24,7 @@ from toy_session import ToySession
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
 from specdemo.host import hardware
-from specdemo.host.terminal import Meter, watched
+from specdemo.host.terminal import Meter, Progress, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server.page import events, layout
@@ -183,7 +183,7 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     go = threading.Event()
 
     def opener(pair, report):
-        report("Compiling: 1,200 of 2,780 MB, 220.0 MB/s, 00:07 left")
+        report(Progress("Compiling: 1,200 of 2,780 MB, 220.0 MB/s, 00:07 left"))
         go.wait()
         return ToySession()
 

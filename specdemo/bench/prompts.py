@@ -54,7 +54,7 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class PromptOptions:
-    """The prompts that a command runs, and the peers that it compares with."""
+    """The prompts that a command runs, the peers that it compares with, and its report's page."""
 
     prompts: str | None = option(
         None, "JSONL with id, task and instruction", metavar="FILE", unset="a small set of its own"
@@ -73,6 +73,7 @@ class PromptOptions:
         "also run openvino-genai, llama-cpp, transformers or optimum-intel",
         metavar="NAME[,NAME]",
     )
+    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
 
     def read(self) -> tuple[BenchPrompt, ...]:
         """The requested prompts. Raises BadInput."""

@@ -54,7 +54,6 @@ class AuditOptions(PromptOptions):
     draws: Annotated[Whole, Field(ge=0, le=20_000)] = option(
         4000, "most sampled answers of a method; 0 leaves sampling out"
     )
-    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
     only: Annotated[tuple[PropertyName, ...], SPLIT] | None = option(
         None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
     )

@@ -49,7 +49,6 @@ LOAD_DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchOptions(PromptOptions):
-    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
     repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
         1, "runs of each prompt; medians count", metavar="R"
     )

@@ -1,7 +1,7 @@
 """Answers with a loaded pair: turns texts into requests to the engine, and their rounds into
 traces. The page, the command line, the servers and the benchmark use it."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -250,14 +250,10 @@ class Session(AbstractContextManager["Session"]):
         return ids
 
 
-def open_session(pair: Pair, report: Callable[[str], None], **capacity: Any) -> Session:
-    """Fetch missing files of `pair`, and compile its models, in seconds to hours. `report` gets
-    lines on the progress; `capacity` are arguments of Session. Raises SpecdemoError."""
-
-    def show(progress: Progress) -> None:
-        report(progress.line)
-
-    return compiled_session(loading.load_pair(pair, show), show, **capacity)
+def open_session(pair: Pair, report: Report, **capacity: Any) -> Session:
+    """Fetch missing files of `pair`, and compile its models, in seconds to hours. `capacity` are
+    arguments of Session. Raises SpecdemoError."""
+    return compiled_session(loading.load_pair(pair, report), report, **capacity)
 
 
 def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Session:

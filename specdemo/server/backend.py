@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.engine.messages import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
+from specdemo.host.terminal import Report
 from specdemo.host.threads import ShortestFirst, merged
 from specdemo.runs.question import Question, SessionEvent, new_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
-from specdemo.server.host import Host, Loading, Ready, ShowLine
+from specdemo.server.host import Host, Loading, Ready
 from specdemo.server.metrics import Record
 from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -66,7 +67,7 @@ class Piece:
     calls: tuple[FunctionCall, ...] = ()
 
 
-def open_pair(options: ServeOptions, report: ShowLine) -> Session:
+def open_pair(options: ServeOptions, report: Report) -> Session:
     from specdemo.pairs.registry import chosen_pair
     from specdemo.runs.session import open_session
 
@@ -88,7 +89,7 @@ class LocalBackend(Host):
     """The API's host of one pair. Requests raise NotReady until it is loaded."""
 
     def __init__(
-        self, options: ServeOptions, opener: Callable[[ServeOptions, ShowLine], Session] = open_pair
+        self, options: ServeOptions, opener: Callable[[ServeOptions, Report], Session] = open_pair
     ):
         super().__init__(options, opener)
         self.options, self._created = options, int(time.time())

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import Busy, DamagedModel, RequestFailed
+from specdemo.host.terminal import Progress, Report
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
-
-ShowLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class Host:
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Callable[[Any, ShowLine], Session],
-        fetch: Callable[[ModelChoice, ShowLine], bool] = lambda pair, report: True,
+        opener: Callable[[Any, Report], Session],
+        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
@@ -97,11 +96,11 @@ class Host:
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
     def _load(self, pair: ModelChoice, number: int) -> None:
-        def report(line: str) -> None:
+        def report(progress: Progress) -> None:
             with self._changed:
                 if number != self._load_number:
                     raise RequestFailed("Nobody waits for this pair any more.")
-                self._become(Loading(pair, line))
+                self._become(Loading(pair, progress.line))
 
         try:
             if not self._fetch(pair, report):

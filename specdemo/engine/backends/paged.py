@@ -60,7 +60,6 @@ class Instance:
         self.cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
         self._tensors: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
         self._bound: dict[str, ov.Tensor] = {}
-        self._values: dict[str, Sequence[int]] = {}
         self.seconds = 0.0
 
     def run(self, layout: Layout, states: dict[str, np.ndarray]) -> Logits:
@@ -89,11 +88,7 @@ class Instance:
         return Logits(rows.reshape(len(layout.wanted), -1), log_sum.reshape(-1), *state)
 
     def _bind(self, name: str, values: Sequence[int]) -> None:
-        """Set the input `name`, unless it has these values. A new tensor delays the inference, so
-        one is kept for each size."""
-        if self._values.get(name) == values:
-            return
-        self._values[name] = values
+        """Set the input `name`. A new tensor delays the inference, so one is kept for each size."""
         port, size = self._ports[name], len(values)
         if (name, size) not in self._tensors:
             if len(self._tensors) > 4096:

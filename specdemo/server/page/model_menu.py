@@ -4,7 +4,7 @@ models a visitor may choose. What is allowed is decided by `specdemo.runs.settin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from time import monotonic
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from specdemo.convert import ir
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware
-from specdemo.host.terminal import size
+from specdemo.host.terminal import Report, size
 from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.hub import WORKING_BYTES
@@ -111,16 +111,16 @@ class ModelMenu:
             _pair(chosen)
         return chosen
 
-    def fetch(self, chosen: ModelChoice, report: Callable[[str], None]) -> bool:
+    def fetch(self, chosen: ModelChoice, report: Report) -> bool:
         """Fetch missing files of the models. Returns whether there is memory to load the models
         beside those in memory now. Raises SpecdemoError."""
         from specdemo.pairs.loading import fetch_pair
 
-        models = fetch_pair(_pair(chosen), lambda progress: report(progress.line))
+        models = fetch_pair(_pair(chosen), report)
         weights = sum(disk.file_size(model.folder / ir.WEIGHTS) for model in models)
         return hardware.available_bytes() > weights + WORKING_BYTES
 
-    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Session:
+    def open_session(self, chosen: ModelChoice, report: Report) -> Session:
         """The session of the models, as `session.open_session` gives it."""
         from specdemo.runs.session import open_session
 

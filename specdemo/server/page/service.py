@@ -13,12 +13,13 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.host.terminal import Report
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, SessionEvent
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
-from specdemo.server.host import Host, ShowLine
+from specdemo.server.host import Host
 from specdemo.server.metrics import Record
 from specdemo.server.page import MAX_EVENTS
 from specdemo.server.page.wording import error_sentence, model_line
@@ -118,9 +119,9 @@ class Service(Host):
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Callable[[ModelChoice, ShowLine], Session],
+        opener: Callable[[ModelChoice, Report], Session],
         limits: VisitorLimits = LIMITS,
-        fetch: Callable[[ModelChoice, ShowLine], bool] = lambda pair, report: True,
+        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
     ):
         super().__init__(pair, opener, fetch)
         self.limits = limits
