@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
+
+import numpy as np
 
 from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.pairs.registry import PairInfo
@@ -100,6 +102,33 @@ def page_server(service, menu=None, download=None, *, application=None):
     server.config.timeout_graceful_shutdown = 1
     with running(server) as url:
         yield url
+
+
+def fake_peer(
+    loaded,
+    method: str = "speculative",
+    *,
+    tokens: tuple[int, ...] = (1, 2, 3),
+    seconds: float = 0.5,
+    fails: Callable[[str, Settings], bool] = lambda text, settings: False,
+    **fields,
+):
+    """A peer that answers with these tokens, unless it `fails` for a prompt and its settings."""
+    from specdemo.audit.engines import Peer
+
+    def generate(length, prompts, settings):
+        if any(fails(loaded.tokenizer.decode(ids), settings) for ids in prompts):
+            raise ValueError("no reason")
+        return [(tokens, seconds) for _ in prompts]
+
+    return Peer(
+        loaded=loaded,
+        method=method,
+        load=cache(lambda: generate),
+        logits=lambda *_: np.full(9, np.nan),
+        offers=frozenset({"batch"}),
+        **{"name": "fake", "variant": "kind", "properties": {}, **fields},
+    )
 
 
 _CHATML = (

@@ -13,12 +13,12 @@ from functools import partial
 import httpx
 import numpy as np
 import pytest
-from helpers import served
+from helpers import fake_peer, served
 
 from specdemo import cli
 from specdemo.audit import chi_square, properties, server_engine
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit, page
-from specdemo.audit.engines import AuditedEngine, NotOffered, Peer, imported
+from specdemo.audit.engines import AuditedEngine, NotOffered, imported
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
@@ -305,34 +305,11 @@ def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
 # Peers
 
 
-def fake_peer(loaded, method: str, tokens=(1, 2, 3), failing=()) -> Peer:
-    def load():
-        def generate(length, prompts, settings):
-            if settings.seed in failing:
-                raise ValueError("no reason")
-            return [(tokens, 0.5) for _ in prompts]
-
-        return generate
-
-    load.cache_clear = lambda: None
-    return Peer(
-        loaded=loaded,
-        name="fake",
-        method=method,
-        variant="kind",
-        properties={"A": "b"},
-        load=load,
-        logits=lambda *_: np.full(9, np.nan),
-        length=5,
-        offers=frozenset({"batch"}),
-    )
-
-
 def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(tiny_llama_pair):
     methods = {"autoregressive": {}, "same": {}, "other": {"tokens": (1, 5, 3)}}
-    methods |= {"shorter": {"tokens": (1, 2)}, "failing": {"failing": (0,)}}
+    methods |= {"shorter": {"tokens": (1, 2)}, "failing": {"fails": lambda *_: True}}
     methods |= {"autoregressive/default": {"tokens": (4,)}, "same/default": {}}
-    peers = [fake_peer(tiny_llama_pair, method, **how) for method, how in methods.items()]
+    peers = [fake_peer(tiny_llama_pair, method, length=5, **how) for method, how in methods.items()]
     engines = list(audited_peers(peers, 3))
     assert [engine.method for engine in engines] == [*list(methods)[1:5], "same/default"]
     assert {engine.facts["variant"] for engine in engines} == {"K=3"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Collection
 from functools import partial
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from helpers import fake_peer
 from toy_session import ToySession, byte_pair, toy_clock
 
 from specdemo import cli
@@ -41,25 +41,7 @@ EMPTY = SimpleNamespace(id="empty", task="qa", instruction=" ")
 SETTINGS = Settings(max_new_tokens=24)
 
 
-@dataclasses.dataclass(eq=False)
-class FakePeer:
-    """Answers with these tokens; fails for the instructions in `failing`."""
-
-    title: str = "fake/speculative"
-    variant: str = "K=2"
-    tokens: tuple[int, ...] = (1, 2, 3)
-    seconds: float = 0.5
-    failing: Collection = ()
-
-    @property
-    def facts(self):
-        return {"variant": self.variant}
-
-    def answers(self, conversations, settings):
-        [[instruction]] = conversations
-        if instruction in self.failing:
-            raise RequestFailed("fake failed: no reason.")
-        return [(self.tokens, self.seconds)]
+peer_of = partial(fake_peer, byte_pair())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,7 +58,7 @@ def report_of(prompts=PROMPTS, settings=SETTINGS, differs_at=None, **more) -> Be
 
 @pytest.fixture(scope="module")
 def report(clock) -> BenchReport:
-    return report_of(repeats=2, peers=[FakePeer()])
+    return report_of(repeats=2, peers=[peer_of()])
 
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
@@ -118,7 +100,7 @@ def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where
 
 
 def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
-    report = report_of(settings=Settings(24, 1, "model"), repeats=2, peers=[FakePeer()])
+    report = report_of(settings=Settings(24, 1, "model"), repeats=2, peers=[peer_of()])
     html = page(report)
     assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
     assert HOSTILE not in html
@@ -137,8 +119,8 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
 
 def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token():
     ids = tuple(byte_pair().tokenizer.encode(PROMPTS[0].instruction)[:24])
-    fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
-    others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
+    fast = peer_of(variant="fast", tokens=ids, seconds=0.1)
+    others = [peer_of(variant="slow"), peer_of("other", tokens=(*ids[:-1], 0))]
     peers = report_of(PROMPTS[:1], peers=[*others, fast]).peers
     assert peers["fake/speculative"]["settings"] == {"variant": "fast"}
     assert peers["fake/speculative"]["tokens_per_s"] == pytest.approx(23 / 0.1)
@@ -147,7 +129,8 @@ def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token()
 
 
 def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
-    report = report_of(peers=[FakePeer(), FakePeer("llama-cpp/autoregressive", tokens=(1,) * 11)])
+    llama = peer_of("autoregressive", name="llama-cpp", tokens=(1,) * 11)
+    report = report_of(peers=[peer_of(), llama])
     first, *others = tables(report)["Summary"]
     assert first[""] == "autoregressive, relative to llama-cpp/autoregressive"
     assert first["is"] == pytest.approx(report.summary["autoregressive_tokens_per_s"] / 20)
@@ -157,10 +140,11 @@ def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(failing):
     prompts = [BenchPrompt(str(number), "qa", f"Question {number}") for number in range(4)]
-    fakes = [FakePeer(failing=[prompts[failing].instruction]), FakePeer("fake/good")]
+    name = prompts[failing].instruction
+    fakes = [peer_of(fails=lambda text, settings: text == name), peer_of("good")]
     report = report_of(prompts, peers=fakes)
     assert len(report.rows) == 4 and list(report.peers) == ["fake/good"]
-    assert "no reason" in report.details.skipped["fake/speculative (K=2)"]
+    assert "no reason" in report.details.skipped["fake/speculative (kind)"]
 
 
 def llama_server(request: httpx.Request) -> httpx.Response:
