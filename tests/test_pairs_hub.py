@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import huggingface_hub
 import pytest
 from conftest import ROOT, load_own
-from hub_server import BIN, COMMIT, XML, Repository, _Handler, decoder_files
+from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 
 from specdemo import cli
 from specdemo.convert import exporting, ir
@@ -208,32 +208,26 @@ def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, m
 def test_what_prevents_a_download_is_one_sentence_and_leaves_no_model(
     server, decoder, small_disk, monkeypatch, trouble, advice, words
 ):
-    repo, (kind, _, file) = REPO, trouble.partition(" ")
-    if trouble == "no repository":
-        repo = "made-up/nowhere"
-    elif trouble == "no revision":
-        repo = f"{REPO}@v9"
-    elif trouble == "no name":
-        endpoint = "http://no-such-host.invalid"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    repo = {"no repository": "made-up/nowhere", "no revision": f"{REPO}@v9"}.get(trouble, REPO)
+    kind, _, file = trouble.partition(" ")
+    refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
+    usage = shutil._ntuple_diskusage(10**9, 10**9, 1000)
+    replaced = {
+        "no name": ("huggingface_hub.constants.ENDPOINT", "http://no-such-host.invalid"),
+        "offline": ("huggingface_hub.constants.HF_HUB_OFFLINE", True),
+        "error": ("hub_server._Handler.metadata", lambda hub, *_: hub.fail(500, "Broken")),
+        "read-only": ("specdemo.pairs.hub.open", refuse),
+        "small disk": ("shutil.disk_usage", lambda _: usage),
+        "small memory": ("specdemo.host.hardware.memory_bytes", lambda: 1_000_100_000),
+    }
+    if trouble in replaced:
+        monkeypatch.setattr(*replaced[trouble], raising=False)
     elif trouble == "no server":
         server.stop()
-    elif trouble == "offline":
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    elif trouble == "error":
-        monkeypatch.setattr(_Handler, "metadata", lambda handler, *_: handler.fail(500, "Broken"))
     elif trouble == "lost":
         server.lost = True
     elif trouble == "full disk":
         small_disk(10)
-    elif trouble == "read-only":
-        refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
-        monkeypatch.setattr(hub, "open", refuse, raising=False)
-    elif trouble == "small disk":
-        usage = shutil._ntuple_diskusage(10**9, 10**9, 1000)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    elif trouble == "small memory":
-        monkeypatch.setattr(hardware, "memory_bytes", lambda: 1_000_100_000)
     elif kind == "damaged":
         server.corrupt.add(file)
     elif kind == "without":
