@@ -254,37 +254,20 @@ def test_chains_of_several_requests_and_rows_written_anew_are_those_of_the_refer
             rows = slice(sequence.length, sequence.length + accepted)
             tokens, states = text.tokens[rows], text.states[rows]
             runs.append(Run(sequence, tokens, 1, accepted < 16, states=states))
-        # One request is a step ahead of the others, so rows of both kinds share forwards.
-        replies = [
-            head.forward(runs[:1])[0].copy(),
-            *(one.copy() for one in head.forward(runs[1:])),
-        ]
-        found = [[reply.rows[0]] for reply in replies]
         chains = rng.integers(0, VOCABULARY, (len(texts), DEPTH)).tolist()
-        for at in range(DEPTH):
-            steps = zip(sequences, chains, replies, strict=True)
-            runs = [
-                Run(sequence, [chain[at]], 1, True, chained=reply.state[-1:])
-                for sequence, chain, reply in steps
-            ]
-            replies = [one.copy() for one in head.forward(runs)]
-            for rows, reply in zip(found, replies, strict=True):
-                rows.append(reply.rows[0])
+        found: list[list[np.ndarray]] = [[] for _ in texts]
+        for step in range(DEPTH + 2):
+            # The first request is a step ahead of the others, so rows of both kinds share forwards.
+            depths = {number: step - (number > 0) for number in range(len(texts))}
+            asked = [number for number, depth in depths.items() if 0 <= depth <= DEPTH]
+            for number, reply in zip(asked, head.forward([runs[n] for n in asked]), strict=True):
+                found[number].append(reply.rows[0].copy())
+                token = chains[number][depths[number] : depths[number] + 1]
+                state = reply.last_state()
+                runs[number] = Run(sequences[number], token, 1, True, chained=state)
         for text, sequence, chain, rows in zip(texts, sequences, chains, found, strict=True):
             expected = text.expected(sequence.length - DEPTH, chain)
             assert np.abs(np.array(rows) - expected).max() < 1e-4
-
-
-def test_rows_of_states_and_of_chains_share_a_forward(tmp_path):
-    source = written(tmp_path)
-    head, text = opened(exported(source)), Text(ReferenceHead(source), 0)
-    first, second = head.new_sequence(), head.new_sequence()
-    [reply] = head.forward([Run(first, text.tokens[:8], 1, states=text.states[:8])])
-    chained = Run(first, [5], 1, True, chained=reply.state[-1:].copy())
-    prompt = Run(second, text.tokens[:9], 1, states=text.states[:9])
-    one, other = head.forward([chained, prompt])
-    assert np.abs(one.rows[0] - text.expected(8, [5])[1]).max() < 1e-4
-    assert np.abs(other.rows[0] - text.expected(9, [])[0]).max() < 1e-4
 
 
 def test_an_export_that_gives_no_states_chains_all_the_same(tmp_path):
