@@ -171,7 +171,7 @@ def test_a_right_draft_ends_in_a_bonus_and_a_wrong_one_in_a_correction():
 )
 def test_a_rejection_keeps_the_drafts_likeliest_tokens_with_both_probabilities(kind, sampling):
     table, model = table_of(5), toy.ToyHead(table_of(6))
-    known = {"model": np.arange(VOCABULARY), "head": model.head_tokens, "lookup": []}[kind]
+    known = {"model": np.arange(VOCABULARY), "head": model.token_ids, "lookup": []}[kind]
     model = model if kind == "head" else toy.ToyModel(model.table)
     drafter = toy.drafter(kind, Policy(fixed=3), sampling, PROMPT, model=model)
     rounds, _, _ = run(

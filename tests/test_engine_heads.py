@@ -109,7 +109,7 @@ def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
     for logits, (rows, state) in zip(head.forward(steps), alone, strict=True):
         assert np.allclose(logits.rows, rows, atol=1e-2)
         assert np.allclose(logits.states(1), state, atol=1e-2)
-    assert head.seconds > 0 and len(head.head_tokens) == 128
+    assert head.seconds > 0 and len(head.token_ids) == 128
 
 
 def test_a_compiled_head_keeps_its_matrices_in_four_bits(tmp_path):

@@ -24,7 +24,7 @@ from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import disk, hardware, measured
 from specdemo.host.measured import DraftResult, TuningResult
-from specdemo.pairs import registry, sources
+from specdemo.pairs import loading, registry, sources
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
@@ -216,6 +216,20 @@ def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home
         drafted += range(text, text + len(round_.drafted))
         text += len(round_.tokens)
     assert max(drafted) == 24, "the last proposal follows the 24th token"
+
+
+def test_a_draft_model_proposes_the_more_frequent_tokens_only(tiny, monkeypatch):
+    monkeypatch.setattr(loading, "DRAFT_TOKENS", 1_600)
+    loaded = load_own(tiny.dolly, tiny.pythia)
+    frequent = set(loaded.tokenizer.frequent_ids(1_600))
+    way = Settings(max_new_tokens=40, drafter="model", draft_tokens=4, ignore_eos=True)
+    with Session(loaded) as session:
+        for own in ({}, {"temperature": 1.0}, {"temperature": 1.0, "coupling": "maximal"}):
+            asked = Question("Hello", replace(way, **own), measured=False, baseline=True)
+            *_, trace = session.ask(asked)
+            proposed = {token.id for round_ in trace.rounds for token in round_.drafted}
+            assert proposed and proposed <= frequent
+            assert trace.identical or own.get("coupling") == "maximal"
 
 
 def test_a_draft_larger_than_its_target_is_named_once(tiny, caplog):

@@ -59,6 +59,25 @@ def test_a_tokenizer_that_makes_texts_much_longer_is_refused(tmp_path, name, par
         Tokenizer(tmp_path / "tokenizer.json")
 
 
+MERGED, LETTERS = [f"ab{number}" for number in range(300)], list(map(chr, range(100, 200)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "ids"),
+    [
+        (LETTERS + MERGED, 160, [*range(10), *range(100, 250)]),
+        (MERGED + LETTERS, 160, [*range(150), *range(300, 310)]),
+        (MERGED[:50] + LETTERS, 100, [*range(50), *range(50, 100)]),
+        (MERGED[:50] + LETTERS, 1000, [*range(150)]),
+    ],
+    ids=["characters first", "characters last", "few merges", "small"],
+)
+def test_frequent_tokens_are_the_first_merges_and_the_first_characters(tmp_path, texts, count, ids):
+    vocabulary = {text: id for id, text in enumerate(texts)}
+    tokenizers.Tokenizer(WordLevel(vocabulary, "d")).save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(tmp_path / "tokenizer.json").frequent_ids(count) == ids
+
+
 @settings(max_examples=300, deadline=None)
 @given(text=TEXT)
 @example("  two leading, two trailing  ")

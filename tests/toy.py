@@ -47,6 +47,7 @@ class ToyModel:
     """
 
     paged = False
+    token_ids: np.ndarray | None = None
 
     def __init__(self, table: np.ndarray | None = None, *, seed: int = 0, limit: int | None = None):
         self.table = table
@@ -224,7 +225,7 @@ class ToyHead(ToyModel):
 
     def __init__(self, table: np.ndarray):
         super().__init__(table)
-        self.head_tokens = np.arange(0, len(table), 2)[::-1]
+        self.token_ids = np.arange(0, len(table), 2)[::-1]
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         logits = []
@@ -232,7 +233,7 @@ class ToyHead(ToyModel):
             if run.chained is None:
                 assert len(run.states) == len(run.tokens), "a state of the target for each token"
             run.sequence.tokens.extend(run.tokens)
-            rows = self.table[list(run.tokens)][len(run.tokens) - run.rows :, self.head_tokens]
+            rows = self.table[list(run.tokens)][len(run.tokens) - run.rows :, self.token_ids]
             states = np.zeros((len(run.tokens), 1), np.float32)
             logits.append(logits_of(rows)._replace(state=states))
         return logits
@@ -262,7 +263,7 @@ def source(name: str, model: ToyModel | None = None) -> DraftSource:
         case "head":
             return HeadSource(model)
         case "eagle3":
-            return EagleSource(model, model.head_tokens)
+            return EagleSource(model)
         case "translated":
             return TranslatedSource(model, 0, partial(Permuted, model.vocabulary_size))
     return ModelSource(model)

@@ -92,7 +92,7 @@ def own_logits(
     exporting.export(folder, made, weight_format)
     settings = ModelSettings(properties=tuple(FORMATS[weight_format].items()))
     head = EagleHead(made / ir.MODEL, made / ir.MODEL, settings, ov.Core())
-    rows = np.full((DEPTH + 1, len(tokens), len(head.head_tokens)), np.nan, np.float32)
+    rows = np.full((DEPTH + 1, len(tokens), len(head.token_ids)), np.nan, np.float32)
     with head.new_sequence() as sequence:
         for index, token in enumerate(tokens.tolist()):
             run = Run(sequence, [token], 1, True, states=states[index : index + 1])

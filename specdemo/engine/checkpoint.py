@@ -1,9 +1,11 @@
 """The files of models: checkpoints, which run on torch devices, or IR. Imports neither library."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .faults import ModelError
 
@@ -24,8 +26,9 @@ class PairFiles:
     precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
     before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
     model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: (). The
-    draft model reads at most `draft_context` tokens, 0 for any number; if its vocabulary is another
-    one, `translation` makes a `messages.Translation` for each request."""
+    draft model reads at most `draft_context` tokens, 0 for any number, and proposes only
+    `draft_token_ids` (int64 [V], ascending; None: all); if its vocabulary is another one,
+    `translation` makes a `messages.Translation` for each request."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -35,6 +38,7 @@ class PairFiles:
     template_prefix: tuple[int, ...] = ()
     draft_later: bool = False
     draft_context: int = 0
+    draft_token_ids: np.ndarray | None = field(default=None, compare=False)
     head: Path | None = None
     head_layers: tuple[int, ...] = ()
     translation: Callable[[], Any] | None = None

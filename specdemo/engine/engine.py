@@ -35,12 +35,6 @@ from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
 
-DRAFT_VOCABULARY = 65_536
-"""The draft model proposes only ids below this, which are the more frequent ones: tokenizers number
-tokens in the order of their merges. Of Qwen2.5's 151,936 they are 97 % of English text; of Gemma's
-262,144, which end with single characters, 76 %: a vocabulary of its size is not cut."""
-
-
 REMEASURE_SECONDS = 60.0
 """After a measurement that other work disturbed, until it is repeated in a quiet moment."""
 
@@ -228,13 +222,12 @@ class Engine:
             shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
             if numerics.uses_kernels(source):
                 shapes = numerics.KERNEL_SHAPES
-            vocabulary, size = DRAFT_VOCABULARY, target.model.vocabulary_size
-            if files.translation is None:
-                vocabulary = size if size >= 4 * vocabulary else min(size, vocabulary)
-            settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
+            ids = files.draft_token_ids
+            if ids is not None and files.translation is None:
+                ids = ids[ids < target.model.vocabulary_size]
+            settings = ModelSettings(device, properties, shapes, token_ids=ids)
             if self._head is not None and isinstance(files.target, Path):
-                head = EagleHead(self._head, files.target, settings, self.core)
-                draft = EagleSource(head, head.head_tokens)
+                draft = EagleSource(EagleHead(self._head, files.target, settings, self.core))
             else:
                 model = open_model(source, settings, self.core)
                 draft = ModelSource(model, files.draft_context)

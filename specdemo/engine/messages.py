@@ -112,14 +112,14 @@ class Taps(NamedTuple):
 class ModelSettings:
     """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
     compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
-    that a draft head reads, None for no head. Logits cover the ids below `vocabulary` (None:
-    all)."""
+    that a draft head reads, None for no head. Logits cover only `token_ids` (int64 [V], ascending;
+    None: all)."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     fixed_shapes: tuple[int, ...] = ()
     hidden: Taps | None = None
-    vocabulary: int | None = None
+    token_ids: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +235,10 @@ class Runner(Protocol):
 
 
 class Head(Runner, Protocol):
-    """A compiled draft head. Column j of its logits stands for token `head_tokens[j]` (int64 [V'])
+    """A compiled draft head. Column j of its logits stands for token `token_ids[j]` (int64 [V'])
     and a row of the target's states has `states_width` values."""
 
-    head_tokens: np.ndarray
+    token_ids: np.ndarray
     states_width: int
 
 
@@ -263,7 +263,8 @@ class Model(Runner, Protocol):
     """A decoder with a KV cache: `paged.PagedModel`, which describes the methods,
     `torch_model.TorchModel`, or a test's toy. `min_tokens` may be raised: shorter forwards are
     padded. Each step of `compiling` prepares what makes later forwards faster. Forks of a `paged`
-    one share cache blocks, and it can give states to a draft head."""
+    one share cache blocks, and it can give states to a draft head. Column j of the logits stands
+    for token `token_ids[j]` (int64 [V]), or for token j (None)."""
 
     settings: ModelSettings
     threads: int
@@ -272,6 +273,7 @@ class Model(Runner, Protocol):
     pool: BlockPool
     block_size: int
     vocabulary_size: int
+    token_ids: np.ndarray | None
 
     @property
     def compiling(self) -> Iterable[None]: ...

@@ -8,6 +8,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from specdemo.convert import ir
@@ -27,6 +28,10 @@ from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.translation import TextTranslation
 
 log = logging.getLogger(__name__)
+
+DRAFT_TOKENS = 65_536
+"""A draft model proposes only so many tokens, the more frequent ones: of Qwen2.5's 151,936 they are
+97 % of English text, of Gemma's 262,144 94 %, in 0.57 of the time of a step with all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +108,11 @@ def _opened(
     choice = pair.choice
     tokenizer, template, stop_ids, context = read_text_files(target.folder)
     head, layers, model = _head(pair, target, draft)
-    draft_context, translation = 0, None
+    draft_context, token_ids, translation = 0, None, None
     if model and pair.draft:
         draft_ids, draft_context = ir.read_config(model.folder)
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json", ends=draft_ids)
+        token_ids = np.array(draft_tokenizer.frequent_ids(DRAFT_TOKENS))
         if difference := vocabulary_difference(tokenizer, draft_tokenizer):
             log.warning(
                 f"{pair.draft.name} has another vocabulary than {pair.target.name} ({difference}): "
@@ -141,6 +147,7 @@ def _opened(
         stop_ids=stop_ids,
         context_limit=context,
         draft_context=draft_context,
+        draft_token_ids=token_ids,
         translation=translation,
         typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
         check=check,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -112,6 +113,16 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """The largest token id plus one. The logits of a model may be padded beyond it."""
         return max(self.vocabulary().values()) + 1
+
+    def frequent_ids(self, count: int) -> list[int]:
+        """The ids, ascending, of the `count` tokens that are likely the most frequent. Tokens of
+        several characters are numbered in the order of their merges, and so by frequency. Single
+        characters are too, but before all others (GPT-2) or after them (SentencePiece)."""
+        texts = sorted(self.vocabulary().items(), key=itemgetter(1))
+        characters = [id for text, id in texts if len(text) == 1]
+        merged = [id for text, id in texts if len(text) != 1]
+        characters = characters[: max(count // 16, count - len(merged))]
+        return sorted([*characters, *merged[: count - len(characters)]])
 
     @cached_property
     def longest_token(self) -> int:

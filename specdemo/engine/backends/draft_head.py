@@ -24,13 +24,13 @@ has evicted from the processor's caches."""
 
 
 class DraftHead:
-    """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
+    """The draft head in `xml`; column j of its logits stands for token `token_ids[j]` (int64
     [V']). Raises ModelError for any other file."""
 
     def __init__(self, xml: Path, core: ov.Core):
         try:
             model = core.read_model(xml)
-            self.head_tokens = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
+            self.token_ids = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
             self._widths = [model.input(name).partial_shape[-1].get_length() for name in _STATES]
             add_log_sums(model)
             several = core.compile_model(model, "CPU", _PROPERTIES)
@@ -78,7 +78,7 @@ class DraftHead:
         inputs.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
         for name, tensor in zip((*_STATES, "token"), inputs, strict=True):
             request.set_tensor(name, tensor)
-        widths = (len(self.head_tokens), self._widths[1], 1)
+        widths = (len(self.token_ids), self._widths[1], 1)
         outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
         for index, tensor in enumerate(outputs):
             request.set_output_tensor(index, tensor)

@@ -58,7 +58,7 @@ def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:
 
 class EagleHead(PagedModel):
     """The head in `xml`, IR of `convert.heads` or of optimum-intel's export. Column j of its
-    logits stands for token `head_tokens[j]`. Without an embedding it uses that of the IR `target`.
+    logits stands for token `token_ids[j]`. Without an embedding it uses that of the IR `target`.
 
     Row i of a sequence is the pair of the target's states of token i and of token i + 1, so its
     `tokens` are those of the text from the second on. Raises ModelError."""
@@ -69,7 +69,7 @@ class EagleHead(PagedModel):
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
         head = read_head(core, xml, self._target)
-        self.head_tokens, self._width = head.tokens, head.width
+        self.token_ids, self._width = head.tokens, head.width
         joining = core.compile_model(head.joining, "CPU", self.plugin)
         self._join = joining.create_infer_request()
         if self.kernels:
@@ -142,7 +142,7 @@ def _split(model: ov.Model) -> HeadGraphs:
         model.remove_result(named[0].node)
     else:
         state = residual_stream(model, ov.Dimension(width))[-1]
-    limit_logits(model, None)
+    limit_logits(model)
     add_states(model, [state])
     fuse_products(model)
     return HeadGraphs(before, model, tokens, states, width)

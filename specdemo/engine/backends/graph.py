@@ -67,30 +67,37 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     return fixed
 
 
-def limit_logits(model: ov.Model, vocabulary: int | None) -> None:
-    """Limit a decoder's logits to the rows listed in the new input ROWS_INPUT and to the first
-    `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
+def limit_logits(model: ov.Model, token_ids: np.ndarray | None = None) -> np.ndarray | None:
+    """Limit a decoder's logits to the rows listed in the new input ROWS_INPUT, and to those of
+    `token_ids` (int64 [V], ascending; None: all) that it has, which are given back. Adds the
+    log-sum-exp of each row as an output."""
     output = output_projection(model)
     rows = named_input(ROWS_INPUT, [-1], ov.Type.i32)
     chosen = ops.gather(output.input_value(0), rows, ops.constant(0))
     output.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
     tokens = output.get_output_partial_shape(0)[-1].get_length()
-    if vocabulary is not None and vocabulary < tokens:
+    if token_ids is not None:
+        token_ids = token_ids[token_ids < tokens]
+    if token_ids is not None and len(token_ids) < tokens:
 
-        def first(tensors: list[ov.Tensor]) -> ov.Node:
+        def chosen_rows(tensors: list[ov.Tensor]) -> ov.Node | None:
             count, *rest = tensors[0].shape or [1]
-            shape = ov.Shape([vocabulary, *rest]) if count == tokens else tensors[0].shape
-            cut = ov.Tensor(tensors[0].element_type, shape)
-            raw_bytes(cut)[:] = raw_bytes(tensors[0])[: cut.byte_size]
+            if count != tokens:  # one value for all rows
+                return ops.constant(tensors[0])
+            if tensors[0].byte_size % count:  # 4-bit elements: a row ends inside a byte
+                return None
+            cut = ov.Tensor(tensors[0].element_type, ov.Shape([len(token_ids), *rest]))
+            raw_bytes(cut)[:] = raw_bytes(tensors[0]).reshape(count, -1)[token_ids].reshape(-1)
             return ops.constant(cut)
 
         weights, transposed = output.input_value(1), output.get_attributes()["transpose_b"]
-        cut = _rebuilt([weights.get_node()], first) if transposed else None
+        cut = _rebuilt([weights.get_node()], chosen_rows) if transposed else None
         if cut is None:
-            cut = ops.slice(weights, [0], [vocabulary], [1], [0 if transposed else 1])
+            cut = ops.gather(weights, token_ids, ops.constant(0 if transposed else 1))
         output.input(1).replace_source_output(cut.output(0))
     add_log_sums(model)
+    return token_ids
 
 
 def add_log_sums(model: ov.Model) -> None:

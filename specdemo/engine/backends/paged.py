@@ -147,7 +147,7 @@ class PagedModel:
         model = graph.read_decoder(core, xml)
         try:
             graph.page_attention(model)
-            graph.limit_logits(model, self.settings.vocabulary)
+            self.token_ids = graph.limit_logits(model, self.settings.token_ids)
         except RuntimeError as error:
             why = "The IR is no decoder with a KV cache; export the model again"
             raise ModelError(f"{why}: {graph.last_line(error)}") from error

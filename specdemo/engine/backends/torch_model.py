@@ -135,8 +135,9 @@ class TorchModel:
         self._positions = getattr(config, "max_position_embeddings", None) or 1 << 40
         self._device = torch.device(device)
         self._module = module
-        size = module.get_output_embeddings().weight.shape[0]
-        self.vocabulary_size = min(size, settings.vocabulary or size)
+        size = self.vocabulary_size = module.get_output_embeddings().weight.shape[0]
+        ids = settings.token_ids
+        self.token_ids = None if ids is None else ids[ids < size]
         self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
     def new_sequence(self) -> KVSequence:
@@ -188,7 +189,8 @@ class TorchModel:
                 **{name: value for name, value in options.items() if name in self._accepted},
             )
             end = output.logits.shape[1] - (size - count)
-            rows = output.logits[0, end - run.rows : end, : self.vocabulary_size].float()
+            rows = output.logits[0, end - run.rows : end].float()
+            rows = rows if self.token_ids is None else rows[:, self.token_ids]
             logits = Logits(rows.cpu().numpy(), rows.logsumexp(-1).cpu().numpy())
         except (RuntimeError, IndexError) as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error

@@ -4,8 +4,6 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..cache import BlockPool, KVSequence
 from ..cost_measurement import learn_costs, learn_step
 from ..messages import Head, Model, Runner, Translation
@@ -74,7 +72,7 @@ class HeadSource(DraftSource):
         temperature = request.sampling.temperature / SHARPER
         sharper = replace(request, sampling=replace(request.sampling, temperature=temperature))
         empty = KVSequence(BlockPool(0), 1)
-        return HeadDrafter(sharper, self.runner.costs, empty, self.runner.head_tokens)
+        return HeadDrafter(sharper, self.runner.costs, empty, self.runner.token_ids)
 
     def measure(self, target: Model) -> Generator[None]:
         yield from learn_step(self.runner, target)
@@ -91,8 +89,8 @@ class ModelSource(DraftSource):
 
     def open(self, request: DraftRequest) -> TokenDrafter:
         sequence, _ = self.prefixes.find(request.prompt)
-        limit = self.context_limit
-        return ModelDrafter(request, self.runner.costs, sequence, context_limit=limit)
+        ids, limit = self.decoder.token_ids, self.context_limit
+        return ModelDrafter(request, self.runner.costs, sequence, ids, limit)
 
     def close(self, drafter: Any) -> None:
         drafter.sequence.truncate(drafter.reusable())
@@ -106,15 +104,11 @@ class ModelSource(DraftSource):
 
 
 class EagleSource(ModelSource):
-    """An EAGLE-3 head. Column j of its logits stands for token `head_tokens[j]`."""
-
-    def __init__(self, head: Model, head_tokens: np.ndarray):
-        super().__init__(head)
-        self.head_tokens = head_tokens
+    """An EAGLE-3 head."""
 
     def open(self, request: DraftRequest) -> TokenDrafter:
         sequence, _ = self.prefixes.find(request.prompt[1:])
-        return EagleDrafter(request, self.runner.costs, sequence, self.head_tokens)
+        return EagleDrafter(request, self.runner.costs, sequence, self.decoder.token_ids)
 
 
 class TranslatedSource(ModelSource):
@@ -133,7 +127,8 @@ class TranslatedSource(ModelSource):
             replace(request, prompt=prompt, sampling=Sampling()),
             self.runner.costs,
             sequence,
-            context_limit=min(self.context_limit or longest, longest),
+            self.decoder.token_ids,
+            min(self.context_limit or longest, longest),
             translation=translation,
         )
 

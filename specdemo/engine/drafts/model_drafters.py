@@ -35,24 +35,24 @@ LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have end
 @dataclass(eq=False)
 class LogitsDrafter(TokenDrafter):
     """Makes a Proposal from logits. `costs` are the model's, and `sequence` is what it has read.
-    `head_tokens` (int64 [V']) maps the columns of a trimmed head to token ids; None if they are
-    equal. The model reads at most `context_limit` tokens (0: any number)."""
+    `token_ids` (int64 [V]) maps the columns of its logits to tokens; None if they are equal. The
+    model reads at most `context_limit` tokens (0: any number)."""
 
     request: DraftRequest
     costs: CostModel
     sequence: KVSequence
-    head_tokens: np.ndarray | None = None
+    token_ids: np.ndarray | None = None
     context_limit: int = 0
 
     def __post_init__(self) -> None:
         self.policy, self.sampling = self.request.policy, self.request.sampling
         self.prompt = self.request.prompt
         self.adjustment = adjustment(self.sampling, self.prompt)
-        head_tokens = self.head_tokens
+        token_ids = self.token_ids
         self._columns: np.ndarray | None = None
-        if self.adjustment is not None and head_tokens is not None:
-            self._columns = np.full(head_tokens.max(initial=0) + 1, -1)
-            self._columns[head_tokens] = np.arange(len(head_tokens))
+        if self.adjustment is not None and token_ids is not None:
+            self._columns = np.full(token_ids.max(initial=0) + 1, -1)
+            self._columns[token_ids] = np.arange(len(token_ids))
         self.binding = not self.sampling.greedy and self.sampling.coupling == "maximal"
 
     def reusable(self) -> int:
@@ -66,7 +66,7 @@ class LogitsDrafter(TokenDrafter):
         self, logits: Logits, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Proposal | None:
         """The token after `context` and `drafted`; None if the `mask` allows none that it knows."""
-        sampling, ids = self.sampling, self.head_tokens
+        sampling, ids = self.sampling, self.token_ids
         position = len(context) + len(drafted)
         if self.adjustment is not None:
             logits = one_row(self.adjustment(logits.rows[0], context, drafted, self._columns))
@@ -79,7 +79,7 @@ class LogitsDrafter(TokenDrafter):
             source = distribution(logits.rows[0], sampling)
             if ids is not None:
                 tokens = ids[source.ids]
-                order = tokens.argsort()
+                order = tokens.argsort(kind="stable")  # mostly sorted
                 source = Distribution(tokens[order], source.probabilities[order])
             token = draw(source, sampling.seed, position, DRAFT)
             keep = source.probabilities >= MIN_CANDIDATE
