@@ -54,7 +54,7 @@ class CostModel:
         self.seconds = dict(sorted(seconds.items()))
         self.change, self.attention = change, attention
         self.level = 1.0
-        self.last = 0  # size of the last forward
+        self.last, self.changes = 0, 0.0  # size of the last forward; how often it changed lately
         self._work = dict.fromkeys(self.seconds, 0.0)
 
     def choose(self, tokens: int) -> int:
@@ -77,6 +77,7 @@ class CostModel:
         """A forward of `size` tokens took `seconds`. `attended` adds up the context tokens of all
         its rows."""
         changed, self.last = size != self.last, size
+        self.changes += LEVEL_RATE * (changed - self.changes)
         if size not in self.seconds:
             return
         expected = self.seconds[size] + (self.change if changed else 0.0)
@@ -122,15 +123,19 @@ class CostModel:
         """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens.
         With `others` tokens of other requests in the same forward, each row costs at least what a
         row of a large forward costs: costs rise in steps, and otherwise the rows of every request
-        would seem free. A change of size costs all requests time, and counts in full."""
-        row = self.attention * self.level * context
+        would seem free. Tokens that do not fit into the padding of one token cost a change of size,
+        now or later, unless sizes change anyway (`changes`)."""
+        row, rows = self.attention * self.level * context, []
         if others:
             first, more = self.forward(others + 1), self._row() * self.level
-            return [
-                max(first + (tokens - 1) * more, self.forward(others + tokens)) + tokens * row
-                for tokens in range(LARGEST + 1)
-            ]
-        rows, cheapest, sizes = [], math.inf, list(self.seconds)
+            fitting = next((size for size in self.seconds if size > others), others + 1)
+            for tokens in range(LARGEST + 1):
+                seconds = first + (tokens - 1) * more
+                if others + tokens > fitting:
+                    seconds += self.change * self.level * (1 - self.changes)
+                rows.append(max(seconds, self.forward(others + tokens)) + tokens * row)
+            return rows
+        cheapest, sizes = math.inf, list(self.seconds)
         for tokens in range(LARGEST, -1, -1):
             while sizes and sizes[-1] >= tokens:
                 size = sizes.pop()
