@@ -125,24 +125,18 @@ class CostModel:
         row of a large forward costs: costs rise in steps, and otherwise the rows of every request
         would seem free. Tokens that do not fit into the padding of one token cost a change of size,
         now or later, unless sizes change anyway (`changes`)."""
-        row, rows = self.attention * self.level * context, []
+        seconds = [self.forward(others + tokens) for tokens in range(LARGEST + 1)]
         if others:
-            first, more = self.forward(others + 1), self._row() * self.level
+            more = self._row() * self.level
+            change = self.change * self.level * (1 - self.changes)
             fitting = next((size for size in self.seconds if size > others), others + 1)
-            for tokens in range(LARGEST + 1):
-                seconds = first + (tokens - 1) * more
+            for tokens in range(1, LARGEST + 1):
+                shared = seconds[1] + (tokens - 1) * more
                 if others + tokens > fitting:
-                    seconds += self.change * self.level * (1 - self.changes)
-                rows.append(max(seconds, self.forward(others + tokens)) + tokens * row)
-            return rows
-        cheapest, sizes = math.inf, list(self.seconds)
-        for tokens in range(LARGEST, -1, -1):
-            while sizes and sizes[-1] >= tokens:
-                size = sizes.pop()
-                cheapest = min(cheapest, self.seconds[size] + self._change_to(size))
-            rows.append(cheapest * self.level + tokens * row)
-        rows.reverse()
-        return rows
+                    shared += change
+                seconds[tokens] = max(seconds[tokens], shared)
+        row = self.attention * self.level * context
+        return [spent + tokens * row for tokens, spent in enumerate(seconds)]
 
     def fair_chunk(self, tokens: int, context: int) -> int:
         """The most tokens (at least 2) whose forward after `context` tokens takes no longer than

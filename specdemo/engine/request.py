@@ -29,7 +29,7 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 class Target:
     """A target model with the numerics `name`, and what decoding on it has taught so far.
     `measured` is the date of the cost table. `compiled` is set when all instances and the draft are
-    compiled, `prepared` when the preparation has ended. `answering` counts the requests at work."""
+    compiled, `prepared` when the preparation has ended. `answering`: ids of requests."""
 
     name: str
     model: Model
@@ -39,10 +39,7 @@ class Target:
     measured: str = ""
     compiled: threading.Event = field(default_factory=threading.Event)
     prepared: threading.Event = field(default_factory=threading.Event)
-    answering: int = 0
-
-    def request_ended(self) -> None:
-        self.answering -= 1
+    answering: set[int] = field(default_factory=set)
 
     def fair_chunk(self, context: int) -> int:
         """The tokens of a prefill forward beside other requests: fewer than alone after a long
@@ -105,9 +102,9 @@ class Request:
         request = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
         sources = [source for source in sources if self.drafter in source.drafters]
         runners = [target.model, *(source.runner for source in sources if source.runner)]
-        target.answering += 1
+        target.answering.add(id(policy))
         with ExitStack() as ends:
-            ends.callback(target.request_ended)
+            ends.callback(target.answering.remove, id(policy))
             drafters = []
             for source in sources:
                 if (opened := source.open(request)) is not None:
@@ -116,7 +113,7 @@ class Request:
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
             prompt, sequence = yield from self._prompt(target, drafter)
             ends.enter_context(sequence)
-            policy.others = target.answering - 1
+            policy.others = len(target.answering) - 1
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds
