@@ -95,7 +95,8 @@ class Product(ov.Op):  # type: ignore[misc]
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
         x = inputs[0].data
         rows = x.size // self.matrices[0].columns
-        places = [output.data.ctypes.data for output in outputs]
+        # Iterating over `outputs` itself takes 14 us.
+        places = [outputs[index].data.ctypes.data for index in range(len(self.matrices))]
         shared().multiply(self.matrices, x.ctypes.data, places, rows)
         return True
 
