@@ -182,6 +182,15 @@ def test_a_text_far_beyond_the_context_is_never_encoded_at_once(tokenizer, monke
     assert max(lengths) <= tokenizer_file.PIECE and sum(lengths) < 10**6
 
 
+def test_beyond_a_long_context_only_a_few_more_tokens_are_encoded(tokenizer, monkeypatch):
+    for name, value in (("PIECE", 100), ("SPARE_TOKENS", 60)):
+        monkeypatch.setattr(tokenizer_file, name, value)
+    monkeypatch.setattr(tokenizer, "context", 200)
+    assert len(tokenizer.encode(" a" * 250)) == 250
+    with pytest.raises(BadInput, match="more than 200 tokens"):
+        tokenizer.encode(" a" * 350)
+
+
 def test_a_tokenizer_file_that_takes_too_much_memory_is_not_parsed(tmp_path):
     with open(tmp_path / "tokenizer.json", "wb") as file:
         file.truncate(tokenizer_file.MAX_BYTES + 1)

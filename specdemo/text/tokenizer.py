@@ -47,6 +47,7 @@ MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 MAX_BYTES = 40_000_000  # of a file, read into 20 times as much memory; 262,000 tokens take 35 MB
 MAX_GROWTH = 32
 PIECE = 100_000  # characters that are encoded without counting their tokens first
+SPARE_TOKENS = 100_000  # that the pieces of a text may have more than the text itself
 TAIL = 8  # tokens of a text that are decoded again with each new one
 
 
@@ -160,11 +161,13 @@ class Tokenizer:
 
     def _beginning(self, text: str, stretch: int = 1) -> str:
         """`text`, or its beginning if that has more than `stretch` times the tokens of the context.
-        The tokens of a piece are those of the whole text, except near its ends: half are certain.
-        So no text is encoded that takes much more memory than one that fits."""
+        The tokens of a piece are those of the whole text, except near its ends: half are certain,
+        and of many all but SPARE_TOKENS. So no text is encoded that takes much more memory than one
+        that fits: 400 bytes a token."""
         if not self.context:
             return text
-        tokens, characters = 2 * stretch * self.context, stretch * self.context * self.longest_token
+        limit = stretch * self.context
+        tokens, characters = limit + min(limit, SPARE_TOKENS), limit * self.longest_token
         for end in range(PIECE, len(text), PIECE):
             tokens -= len(_encoding(self._parsing, valid(text[end - PIECE : end])))
             if tokens < 0 or end > characters + PIECE:
