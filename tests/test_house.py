@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specdemo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-NODES = {path: [*ast.walk(ast.parse(path.read_text("utf-8")))] for path in FILES}
 
 ORDER = (
     "start cli commands server bench audit training api runs pairs text convert host "
@@ -20,13 +20,18 @@ ORDER = (
 """A room, or a file beside the rooms, imports only those to its right."""
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text("utf-8")))]
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[str]:
     """The rooms that a file imports, whenever it does."""
-    for node in NODES[path]:
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -57,7 +62,7 @@ def test_a_file_name_occurs_once():
 
 
 def test_a_class_name_occurs_once():
-    nodes = (node for nodes in NODES.values() for node in nodes)
+    nodes = (node for path in FILES for node in nodes_of(path))
     names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
