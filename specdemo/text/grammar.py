@@ -53,8 +53,7 @@ class Grammars:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
         self._encode = partial(tokenizer.encode, special=False)
-        self._added = tokenizer.added
-        self._special = tokenizer.special_ids
+        self._added, self._special = tokenizer.added, tokenizer.special_ids
         self.numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self.stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
         self._turns = ShortestFirst(REST)

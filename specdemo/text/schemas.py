@@ -128,9 +128,8 @@ def _wrong_value(part: Schema) -> str:
 
 
 def _wrong_divisors(parts: list[Schema]) -> str:
-    values = [part["multipleOf"] for part in parts if "multipleOf" in part]
-    numbers = filter(_is_number, values)
-    divisors = set(map(_digits, numbers))
+    values = (part.get("multipleOf") for part in parts)
+    divisors = set(map(_digits, filter(_is_number, values)))
     if prod(divisors) <= MAX_MULTIPLE:
         return ""
     factors = ", ".join(map(str, sorted(divisors)))

@@ -143,7 +143,9 @@ class AdaptiveDrafter:
                 seconds += spent
                 if proposal is not None:
                     proposals.append(proposal)
-                if drafter.binding or best is None or _at_least_as_likely(proposal, best):
+                    if best is None or proposal.acceptance >= best.acceptance:
+                        best = proposal
+                if drafter.binding:
                     best = proposal
         return best, proposals, seconds
 
@@ -186,7 +188,3 @@ class AdaptiveDrafter:
                 break
         self._proposed.clear()
         self._length = len(context)
-
-
-def _at_least_as_likely(proposal: Proposal | None, other: Proposal) -> bool:
-    return proposal is not None and proposal.acceptance >= other.acceptance
