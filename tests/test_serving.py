@@ -516,6 +516,7 @@ REFUSED = [
     ("temprature", "unknown_parameter temprature is not known; leave it out.", {"temprature": 1}),
     ("prompt", "context_length_exceeded", {"prompt": "x" * 600}),
     ("prompt", "tokens must be from 0 to ", {"prompt": [10**6]}),
+    ("prompt", "tokens must be from 0 to ", {"prompt": [2**33]}),
     ("echo", VALUE, {"prompt": "a", "suffix": "b", "echo": True}),
     ("prompt", "prompt.0", {"prompt": [-1]}),  # the list is not in one where it was sent
     ("prompt", "prompt.0", {"prompt": [[-1]]}),
@@ -624,7 +625,7 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(toy):
         client, health = client_of(server), f"{server.url}/health"
         until(lambda: "Downloading" in httpx.get(health).text)
         assert httpx.get(health).status_code == 503
-        with pytest.raises(openai.InternalServerError) as caught:
+        with pytest.raises(openai.InternalServerError, match="ready yet: Downloading") as caught:
             chat(client)
         assert caught.value.status_code == 503 and caught.value.code == "model_not_ready"
         assert int(caught.value.response.headers["retry-after"]) > 0

@@ -311,13 +311,13 @@ class Answers:
     def _text_question(self, prompt: Any, settings: Settings) -> Question:
         """Special tokens that a text spells are parsed: the caller writes the whole prompt."""
         tokenizer, suffix = self._tokenizer, getattr(self._request, "suffix", None)
-        title = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         if isinstance(prompt, str):
-            begins = getattr(self._request, "add_special_tokens", None) is not False
+            title, begins = prompt, getattr(self._request, "add_special_tokens", None) is not False
             prompt = tokenizer.encode(prompt, bos=begins and not suffix)
-        last = tokenizer.vocabulary_size - 1
-        if max(prompt, default=0) > last:
+        elif max(prompt) > (last := tokenizer.vocabulary_size - 1):
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
+        else:
+            title = tokenizer.decode(prompt)
         if suffix:
             if (markers := tokenizer.fill_in_markers) is None:
                 message = "This model's vocabulary has no tokens to fill in text; leave out suffix."
