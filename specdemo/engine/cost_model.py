@@ -54,7 +54,7 @@ class CostModel:
         self.seconds = dict(sorted(seconds.items()))
         self.change, self.attention = change, attention
         self.level = 1.0
-        self.last, self.changes = 0, 0.0  # size of the last forward; how often it changed lately
+        self.last = 0  # size of the last forward
         self._work = dict.fromkeys(self.seconds, 0.0)
 
     def choose(self, tokens: int) -> int:
@@ -77,7 +77,6 @@ class CostModel:
         """A forward of `size` tokens took `seconds`. `attended` adds up the context tokens of all
         its rows."""
         changed, self.last = size != self.last, size
-        self.changes += LEVEL_RATE * (changed - self.changes)
         if size not in self.seconds:
             return
         expected = self.seconds[size] + (self.change if changed else 0.0)
@@ -123,18 +122,12 @@ class CostModel:
         """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens.
         With `others` tokens of other requests in the same forward, each row costs at least what a
         row of a large forward costs: costs rise in steps, and otherwise the rows of every request
-        would seem free. Tokens that do not fit into the padding of one token cost a change of size,
-        now or later, unless sizes change anyway (`changes`)."""
+        would seem free."""
         seconds = [self.forward(others + tokens) for tokens in range(LARGEST + 1)]
         if others:
-            more = self._row() * self.level
-            change = self.change * self.level * (1 - self.changes)
-            fitting = next((size for size in self.seconds if size > others), others + 1)
-            for tokens in range(1, LARGEST + 1):
-                shared = seconds[1] + (tokens - 1) * more
-                if others + tokens > fitting:
-                    shared += change
-                seconds[tokens] = max(seconds[tokens], shared)
+            first, more = seconds[1], self._row() * self.level
+            for tokens, spent in enumerate(seconds):
+                seconds[tokens] = max(spent, first + (tokens - 1) * more)
         row = self.attention * self.level * context
         return [spent + tokens * row for tokens, spent in enumerate(seconds)]
 
