@@ -13,6 +13,7 @@ from math import exp, log
 import pytest
 from helpers import at_pace, race_trace
 
+from specdemo.engine.messages import DraftToken
 from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
@@ -184,6 +185,16 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
     note = "1 race not counted: other programs take half of this machine."
     assert wording.verdict(trace)["notes"][-1] == note
     assert from_json(trace.to_json()) == trace
+
+
+def test_the_race_on_show_gets_the_candidates_that_the_first_race_looked_for():
+    token = DraftToken(7, 0.4, 0.1, False)
+    watched = race_trace(*"abcdefghi")
+    watched = replace(watched, rounds=[replace(r, candidates=(token,)) for r in watched.rounds])
+    other = at_pace(race_trace(*"abcdefghi"), 0.1, 0.15)
+    other.rounds[4].drafted[0].draft_probability = 0.4  # of a draft that began elsewhere
+    shown = race.on_show([watched, other])
+    assert [len(each.candidates) for each in shown.rounds] == [0, 0, 1, 0, 0, 0, 1, 0, 1]
 
 
 def test_what_cannot_be_compared_is_not_repeated():

@@ -125,6 +125,15 @@ def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
             assert answered(session, PROMPTS[number], settings, baseline=True).identical
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rejections_have_candidates_with_texts_only_if_these_are_wanted(toy, wanted):
+    toy.draft.right = (1, 2)
+    settings = Settings(drafter="model", draft_tokens=5)
+    trace = answered(toy, "one two three", settings, candidates=wanted)
+    candidates = [token for round_ in trace.rounds for token in round_.candidates]
+    assert any(token.text for token in candidates) == bool(candidates) == wanted
+
+
 def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(toy):
     read = []
     toy.target.differs_at = 7

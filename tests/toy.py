@@ -279,7 +279,7 @@ def drafter(
 ) -> AdaptiveDrafter | None:
     """The drafter of a source, or of the setting "auto" or "none", with this draft `model`."""
     names = {"none": (), "auto": ("prediction", "lookup", "model")}.get(name, (name,))
-    asked = DraftRequest(prompt, 1000, sampling, policy, prediction)
+    asked = DraftRequest(prompt, 1000, sampling, policy, prediction, candidates=True)
     opened = [source(each, model or ToyModel()).open(asked) for each in names]
     drafters = [one for one in opened if one is not None]
     return AdaptiveDrafter(drafters, policy) if drafters else None

@@ -73,10 +73,10 @@ class EmittedToken:
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
     `emitted` is None when the answer ended inside the accepted draft tokens. `logprobs` are those
-    of `tokens`, if the request asked for them. `candidates` are the draft model's likeliest tokens
-    in the place of the rejected one, likeliest first; none if no draft model with the target's
-    vocabulary proposed it. `text` is what it adds to the answer's text: without a last incomplete
-    character, and without what may become a stop string."""
+    of `tokens`, if the request asked for them, as are the `candidates`: the draft model's likeliest
+    tokens in the place of the rejected one, likeliest first; none if no draft model with the
+    target's vocabulary proposed it. `text` is what it adds to the answer's text: without a last
+    incomplete character, and without what may become a stop string."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None
@@ -173,11 +173,12 @@ class Logits(NamedTuple):
         """Softmax of row `index` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[index, column]) - float(self.log_sum[index]), 0.0))
 
-    def likely(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The columns of row `index` that have at least MIN_CANDIDATE, and their probabilities."""
-        row, log_sum = self.rows[index], self.log_sum[index]
-        columns = (row >= log_sum + np.float32(math.log(MIN_CANDIDATE))).nonzero()[0]
-        return columns, np.exp(row[columns] - log_sum)
+    def likeliest(self) -> list[tuple[int, float]]:
+        """The columns of the first row that are candidates, and their probabilities."""
+        row, log_sum = self.rows[0], float(self.log_sum[0])
+        columns = (row >= log_sum + math.log(MIN_CANDIDATE)).nonzero()[0]
+        ranked = sorted(zip((-row[columns]).tolist(), columns.tolist(), strict=True))
+        return [(column, math.exp(-x - log_sum)) for x, column in ranked[:MAX_CANDIDATES]]
 
     def part(self, begin: int, end: int) -> Logits:
         """Rows `begin` to `end`, as views, without states."""
@@ -318,7 +319,8 @@ class Proposal(NamedTuple):
     """A token that `source` proposes with a `confidence` in [0, 1]. `acceptance` is the chance that
     it is accepted if all tokens before it are. `probability` is the draft model's, None for
     n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it.
-    `likely`: the draft model's tokens of at least MIN_CANDIDATE, and their probabilities."""
+    `kept`: if the request wants candidates, a copy of the draft's logits, and the token of each
+    column (None: they are equal)."""
 
     token: int
     source: Source
@@ -326,16 +328,15 @@ class Proposal(NamedTuple):
     acceptance: float = 0.0
     probability: float | None = None
     distribution: Distribution | None = None
-    likely: tuple[np.ndarray, np.ndarray] = (np.array([], np.int64), np.array([]))
+    kept: tuple[Logits, np.ndarray | None] | None = None
 
     def candidates(self, q: Callable[[int], float]) -> tuple[DraftToken, ...]:
-        """The likeliest of these tokens, with the target's probability `q` of each."""
-        ids, p = self.likely
-        ranked = [(int(ids[place]), float(p[place])) for place in p.argsort()[::-1]]
-        return tuple(
-            DraftToken(id, chance, q(id), False, self.source)
-            for id, chance in ranked[:MAX_CANDIDATES]
-        )
+        """The draft's likeliest tokens, with the target's probability `q` of each."""
+        if self.kept is None:
+            return ()
+        logits, ids = self.kept
+        tokens = [(c if ids is None else int(ids[c]), p) for c, p in logits.likeliest()]
+        return tuple(DraftToken(id, p, q(id), False, self.source) for id, p in tokens)
 
 
 @dataclass(frozen=True, slots=True)

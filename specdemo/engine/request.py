@@ -69,9 +69,9 @@ class Request:
     `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times count as if the
     prefill had taken that long. `rates` replace the acceptance rates that requests share. Nothing
     is prepared beside a `timed` request. A `constraint` belongs to one request. Rounds have
-    `logprobs` with so many of the likeliest tokens, unless it is None. `prediction`: tokens that
-    the answer may repeat. `waited`: seconds in which threads of this process could run and other
-    programs had the processors."""
+    `logprobs` with so many of the likeliest tokens, unless it is None, and `candidates` if that is
+    set. `prediction`: tokens that the answer may repeat. `waited`: seconds in which threads of this
+    process could run and other programs had the processors."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -84,6 +84,7 @@ class Request:
     constraint: Constraint | None = None
     logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    candidates: bool = False
     answer: list[int] = field(default_factory=list)
     """Tokens of an answer, for requests that ask what follows them."""
 
@@ -99,7 +100,8 @@ class Request:
         policy = target.policy.for_request(self.draft_tokens, self.rates)
         allowed = None if self.constraint is None else Allowed(self.constraint)
         tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
-        request = DraftRequest(self.tokens, tokens, self.sampling, policy, self.prediction)
+        known = self.sampling, policy, self.prediction, self.candidates
+        request = DraftRequest(self.tokens, tokens, *known)
         sources = [source for source in sources if self.drafter in source.drafters]
         runners = [target.model, *(source.runner for source in sources if source.runner)]
         target.answering.add(id(policy))

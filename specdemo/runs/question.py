@@ -39,8 +39,9 @@ class Question:
     for missing measurements, which can take half a minute. Setting `stop` ends the answer within
     one round. `loading` tells whether models are being loaded. The answer may call `tools`, of
     which the prompt must tell. Rounds have `logprobs` with so many of the likeliest tokens, unless
-    it is None. What the answer repeats of the tokens `prediction` is drafted from them. An answer
-    that `continues` the text of the prompt keeps a space between both."""
+    it is None; those of the first race have `candidates` if that is set. What the answer repeats
+    of the tokens `prediction` is drafted from them. An answer that `continues` the text of the
+    prompt keeps a space between both."""
 
     prompt: Prompt
     settings: Settings
@@ -52,6 +53,7 @@ class Question:
     loading: Callable[[], bool] = lambda: False
     tools: Tools | None = None
     logprobs: int | None = None
+    candidates: bool = False
     prediction: tuple[int, ...] = ()
     continues: bool = False
 

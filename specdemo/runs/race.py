@@ -8,7 +8,7 @@ from itertools import accumulate
 from specdemo.engine.messages import Round
 from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import AnswerRun
-from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, summarize
+from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, judged, summarize
 
 ENOUGH_SECONDS = 3.0
 """Seconds of decoding of the faster way, summed over the races that count, after which a race is
@@ -23,12 +23,25 @@ included, nor after MAX_REPEATS."""
 def on_show(races: Sequence[Trace]) -> Trace:
     """The race of median speed-up, of those that count, with the others as its repeats. Other work
     takes time from a race, and so does the page, which draws the first one while it runs; that one
-    counts only if no other does. If none counts, the first is on show."""
+    counts only if no other does. If none counts, the first is on show. The race on show gets the
+    candidates of the first."""
     quiet = [race for race in races if not race.why]
     counting = [race for race in quiet if not race.watched] or quiet or list(races[:1])
     counting.sort(key=lambda race: race.speedup or 0.0)
     shown = counting[(len(counting) - 1) // 2]
+    known = dict(_rejections(races[0].rounds))
+    for place, round_ in _rejections(shown.rounds):
+        round_.candidates = known.get(place, round_).candidates
     return replace(shown, repeats=tuple(_repeat(race) for race in races if race is not shown))
+
+
+def _rejections(rounds: Sequence[Round]) -> Iterator[tuple[object, Round]]:
+    """The rounds with a rejected token, by what makes its candidates the same in every race of a
+    question: the tokens before it, and its probability. Only the first race looks for them."""
+    ends = accumulate(len(round_.tokens) for round_ in rounds)
+    for end, round_ in zip(ends, rounds, strict=True):
+        for rejected in judged(round_)[round_.accepted :]:
+            yield (end, rejected.id, rejected.draft_probability), round_
 
 
 def _repeat(race: Trace) -> Repeat:

@@ -113,7 +113,8 @@ class Session(AbstractContextManager["Session"]):
         answer has no baseline; in one stopped later `identical` is None. Raises BadInput for
         unusable input, before anything runs, Busy when too many requests wait, and Closed.
         Closing the iterator ends it."""
-        request = self._request(question, timed=question.baseline, logprobs=question.logprobs)
+        first: dict[str, Any] = {"timed": question.baseline, "candidates": question.candidates}
+        request = self._request(question, logprobs=question.logprobs, **first)
         return self._events(question, request)
 
     def _events(self, question: Question, request: Request) -> Generator[SessionEvent]:

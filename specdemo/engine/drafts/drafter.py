@@ -21,13 +21,14 @@ Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """What drafters know of a request, whose prompt and answer have at most `max_tokens` tokens.
-    The answer may repeat tokens of the `prediction`."""
+    The answer may repeat tokens of the `prediction`. Rejections want `candidates`."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling
     policy: Policy
     prediction: tuple[int, ...] = ()
+    candidates: bool = False
 
 
 class TokenDrafter:

@@ -12,7 +12,6 @@ from ..constraint import Mask
 from ..cost_model import LARGEST, CostModel
 from ..messages import (
     DEPTH,
-    MIN_CANDIDATE,
     PREFILL_CHUNK,
     Forward,
     Logits,
@@ -82,17 +81,18 @@ class LogitsDrafter(TokenDrafter):
                 order = tokens.argsort(kind="stable")  # mostly sorted
                 source = Distribution(tokens[order], source.probabilities[order])
             token = draw(source, sampling.seed, position, DRAFT)
-            keep = source.probabilities >= MIN_CANDIDATE
-            likely = source.ids[keep], source.probabilities[keep]
-            return self.proposal(token, source.probability(token), source)._replace(likely=likely)
+            proposal = self.proposal(token, source.probability(token), source)
+            kept = Logits(np.log(source.probabilities)[None], np.zeros(1)), source.ids
+            return proposal._replace(kept=kept if self.request.candidates else None)
         column = logits.best(0)
         if not sampling.greedy:
             known = float(logits.rows[0, column]), float(logits.log_sum[0])
             column, _ = choose(logits.rows[0], sampling, position, known, ids, max_margin=0.0)
         token = column if ids is None else int(ids[column])
-        columns, chances = logits.likely(0)
-        likely = columns if ids is None else ids[columns], chances
-        return self.proposal(token, logits.probability(0, column))._replace(likely=likely)
+        proposal = self.proposal(token, logits.probability(0, column))
+        if self.request.candidates:
+            return proposal._replace(kept=(logits.part(0, 1).copy(), ids))
+        return proposal
 
     def proposal(
         self, token: int, probability: float, source: Distribution | None = None

@@ -99,7 +99,8 @@ def messages(
 def race(session: LimitedSession, question: Question) -> Iterator[str]:
     """Yields the messages of a race."""
     enough_seconds, stop = session.limits.race_seconds, question.stop
-    question = replace(question, baseline=True, repeat=enough_seconds, measured=False)
+    question = replace(question, baseline=True, repeat=enough_seconds)
+    question = replace(question, measured=False, candidates=True)
     trace: Trace | None = None
     sent = 0.0
     new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
