@@ -137,7 +137,8 @@ def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_reason_
     options |= {"tools": [], "logprobs": False, "user": "x", "response_format": {"type": "text"}}
     options |= {"temperature": 0, "extra_body": UNDRAFTED}
     first, *middle, last, usage = chunks = streamed(client, **options)
-    assert first.choices[0].delta.role == "assistant"
+    roles = [chunk.choices[0].delta.role for chunk in (first, *middle, last)]
+    assert roles == ["assistant", *[None] * (len(middle) + 1)]
     assert text_of([first, *middle]) == TEXT[:6]
     assert last.choices[0].finish_reason == "length"
     assert last.model_extra["speculative"]["rounds"] == 6
@@ -262,7 +263,7 @@ def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, m
 
     threads, write = set(), openai_api.chat_token
     monkeypatch.setattr(openai_api, "chat_token", written)
-    options = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100, "n": 4, "temperature": 0}
+    options = {"logprobs": True, "top_logprobs": 20, "max_tokens": 100, "n": 2, "temperature": 0}
     options |= {"model": "Scripted-1", "extra_body": {"speculative": {"trace": trace}}}
     raw = client.chat.completions.with_raw_response.create(messages=QUESTION, **options)
     assert "content-length" not in raw.headers and raw.headers["content-type"] == "application/json"
