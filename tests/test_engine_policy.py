@@ -266,6 +266,7 @@ def test_acceptance_rates_are_learnt_by_confidence():
     for _ in range(9):
         rates.record(math.nan, False)
     assert rates(math.nan) == rates(0.0) < 0.02, "no number counts as no confidence"
+    assert Acceptance([(9.4, 2.0)])(0.0) == 1, "a stored rate is at most 1"
 
 
 def test_a_fair_chunk_takes_no_longer_than_one_without_context():

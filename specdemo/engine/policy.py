@@ -57,8 +57,8 @@ class Acceptance:
     def __init__(self, counts: list[tuple[float, float]] | None = None):
         self.bands = [Rate((band + 0.5) / self.BANDS, 2.0) for band in range(self.BANDS)]
         self.total = Rate(0.75, 4.0)
-        for rate, count in zip([*self.bands, self.total], counts or [], strict=False):
-            rate.accepted, rate.seen = count
+        for rate, (accepted, seen) in zip([*self.bands, self.total], counts or [], strict=False):
+            rate.accepted, rate.seen = min(accepted, seen), seen
 
     @property
     def counts(self) -> list[tuple[float, float]]:
