@@ -393,9 +393,6 @@ class _Recorded:
     def probability(self, row: int, column: int) -> float:
         return self.chance
 
-    def likely(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.array([self.tokens[row]]), np.array([self.chance])
-
     def states(self, count: int) -> np.ndarray:
         return np.zeros((count, 0), np.float32)
 
