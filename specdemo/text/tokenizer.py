@@ -166,11 +166,11 @@ class Tokenizer:
         that fits: 400 bytes a token."""
         if not self.context:
             return text
-        limit = stretch * self.context
-        tokens, characters = limit + min(limit, SPARE_TOKENS), limit * self.longest_token
+        tokens = stretch * self.context
+        tokens += min(tokens, SPARE_TOKENS)
         for end in range(PIECE, len(text), PIECE):
             tokens -= len(_encoding(self._parsing, valid(text[end - PIECE : end])))
-            if tokens < 0 or end > characters + PIECE:
+            if tokens < 0:
                 return text[:end]
         return text
 
