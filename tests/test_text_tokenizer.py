@@ -153,7 +153,7 @@ def test_streamed_text_is_the_decoded_text(any_tokenizer, ids, before, special):
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=st.lists(TEXT | st.text("ab \u2581", min_size=9), max_size=30).map("".join))
-@example(text="0" * 200)  # one token, if it is unknown
+@example(text="0" * 200)  # without byte tokens unknown characters are dropped
 def test_only_a_text_that_exceeds_the_context_is_refused(any_tokenizer, monkeypatch, text):
     monkeypatch.setattr("specdemo.text.tokenizer.PIECE", 20)
     monkeypatch.setattr(any_tokenizer, "context", 8)
