@@ -114,8 +114,8 @@ def open_embedded(embedded_pair: LoadedPair) -> Any:
     from specdemo.runs.session import Session
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "FIXED_SHAPES", numerics.FIXED_SHAPES[:1])
-        patch.setattr(numerics, "FINE_SHAPES", numerics.FINE_SHAPES[:1])
+        for shapes in ("FIXED_SHAPES", "KERNEL_SHAPES"):
+            patch.setattr(numerics, shapes, getattr(numerics, shapes)[:1])
         return Session(embedded_pair, background=False)
 
 

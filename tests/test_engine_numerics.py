@@ -144,16 +144,6 @@ def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, columns, g
     assert sizes == [shared, shared, "0"]
 
 
-@pytest.mark.parametrize(("six", "shapes"), [(1.2, "FIXED_SHAPES"), (2.0, "FINE_SHAPES")])
-def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
-    six, shapes, tiny_llama_pair, monkeypatch
-):
-    monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
-    known = ModelProfile(F32, Invariance(64, 0.0, 2), {1: 1.0, 6: six})
-    model, _ = numerics.open_target(PairFiles(tiny_llama_pair.target), CORE, known=known)
-    assert model.settings.fixed_shapes == getattr(numerics, shapes)
-
-
 def undisturbed(forward, size, threads):
     """A forward as on a machine without other work."""
     before = perf_counter()
@@ -321,9 +311,11 @@ def test_what_is_measured_holds_with_the_instructions_of_other_processors(isa, s
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-# Products of the engine's own kernels: right, and with the same bits for any number of rows.
+# Segments that the engine's own kernels compute: right, and with the same bits for any number of
+# rows.
 
-ROWS = (1, 2, 3, 4, 5, 8, 9)
+ROWS = (1, 2, 3, 4, 5, 8, 9, 40)
+KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 
 
 @pytest.fixture(scope="module")
@@ -332,119 +324,171 @@ def code():
     return kernels.shared()
 
 
-def random_weights(rng, bits: int, shape: tuple[int, int], groups: int):
-    """Integers [outputs, columns], scales and zeros [outputs, groups]; zero and full range among
-    them."""
-    low, high = (0, 16) if bits == 4 else (-128, 128)
-    stored = rng.integers(low, high, shape)
+def matrix_of(rng, kind: str, outputs: int, columns: int, groups: int = 1):
+    """Compressed weights as a node, with all values of the `kind` among them, and as float64
+    [outputs, columns]."""
+    low, high = {"i4": (-8, 8), "u4": (0, 16), "i8": (-128, 128), "u8": (0, 256)}[kind]
+    stored = rng.integers(low, high, (outputs, groups, columns // groups))
     stored[0], stored[1] = low, high - 1
-    scales = rng.random((shape[0], groups)).astype(np.float16)
-    return stored, scales, rng.integers(max(low, -20), 16, scales.shape).astype(np.int8)
-
-
-def reference(x, stored, scales, zeros, group: int) -> np.ndarray:
-    """The product in float64, with activations rounded as the kernels do."""
-    apart = x.reshape(len(x), -1, group)
-    top = np.abs(apart).max(2)
-    factor = np.where(top > 0, np.float32(127) / np.where(top > 0, top, 1), 0).astype(np.float32)
-    rounded = np.rint(apart * factor[..., None]).astype(np.int64)
-    count = apart.shape[1] // scales.shape[1]
-    scales, zeros = (np.repeat(values, count, 1).astype(np.float64) for values in (scales, zeros))
-    sums = np.einsum("rgk,ogk->rog", rounded, stored.reshape(len(stored), -1, group))
-    sums = sums - zeros * rounded.sum(2)[:, None]
-    return (sums * scales * (top / 127)[:, None]).sum(2)
-
-
-def tensor_of(kind: str, stored: np.ndarray) -> ov.Tensor:
-    """The integers in 4 or 8 bits."""
+    scales = (rng.random((outputs, groups, 1)) + 0.1).astype(np.float16)
+    zeros = rng.integers(0, high, scales.shape).astype(np.uint8) if kind[0] == "u" else None
     tensor = ov.Tensor(getattr(ov.Type, kind), ov.Shape(list(stored.shape)))
     raw = stored.astype(np.uint8).reshape(-1)
     graph.raw_bytes(tensor)[:] = (raw[::2] & 15 | raw[1::2] << 4) if "4" in kind else raw
-    return tensor
+    KEPT.append(tensor)
+    values = (stored - (0 if zeros is None else zeros.astype(int))) * scales.astype(np.float64)
+    return compressed(tensor, scales, zeros), values.reshape(outputs, columns)
 
 
-def packed(stored, bits: int, scales, zeros) -> kernels.Matrix | None:
-    raw = stored.astype(np.int8)
-    if bits == 4:
-        raw = (stored[:, ::2] | stored[:, 1::2] << 4).astype(np.uint8)
-    return kernels.pack(raw, bits, scales, zeros)
+def in_kernels(results, inputs) -> ov.CompiledModel:
+    """A model that `kernels` compute where they can."""
+    model = ov.Model([ops.result(result) for result in results], inputs, "segment")
+    kernels.use_kernels(model)
+    return CORE.compile_model(model, "CPU", dict(CLOSE.properties))
+
+
+def segments_in(compiled: ov.CompiledModel) -> int:
+    nodes = compiled.get_runtime_model().get_ops()
+    return sum(node.get_rt_info()["layerType"].value == "Reference" for node in nodes)
+
+
+def rounded(x: np.ndarray, group: int) -> np.ndarray:
+    """Activations as the kernels round them, float64."""
+    apart = x.reshape(len(x), -1, group)
+    top = np.abs(apart).max(2, keepdims=True)
+    factor = np.where(top > 0, np.float32(127) / np.where(top > 0, top, 1), 0).astype(np.float32)
+    return (np.rint(apart * factor) * (top.astype(np.float64) / 127)).reshape(x.shape)
 
 
 @pytest.mark.parametrize(
-    ("bits", "outputs", "columns", "groups"),
-    [(4, 32, 256, 2), (4, 48, 96, 3), (4, 16, 8960, 70), (8, 64, 576, 1), (8, 32, 256, 4)],
+    ("kind", "outputs", "columns", "groups"),
+    [
+        ("i4", 32, 256, 2),
+        ("i4", 16, 8960, 70),
+        ("u4", 48, 96, 3),
+        ("i8", 64, 576, 1),
+        ("u8", 32, 256, 4),
+    ],
 )
 def test_products_are_those_of_numpy_and_do_not_depend_on_rows_and_threads(
-    code, bits, outputs, columns, groups
+    code, kind, outputs, columns, groups
 ):
     rng = np.random.default_rng(columns)
-    weights = random_weights(rng, bits, (outputs, columns), groups)
-    matrix = packed(weights[0], bits, *weights[1:])
-    assert matrix is not None
-    x = rng.standard_normal((max(ROWS), columns), np.float32)
-    x[2] = 0
-    expected = reference(x, *weights, matrix.group)
+    matrix, values = matrix_of(rng, kind, outputs, columns, groups)
+    other, other_values = matrix_of(rng, "i8", 16, columns)
+    x = ops.parameter([-1, 1, columns], ov.Type.f32)
+    products = [ops.matmul(x, weights, False, True) for weights in (matrix, other, matrix)]
+    compiled = in_kernels(products, [x])
+    assert segments_in(compiled) == 1
+    given = rng.standard_normal((max(ROWS), 1, columns), np.float32)
+    given[2] = 0
+    group = next(size for size in (128, 64, 32) if columns // groups % size == 0)
+    exact = rounded(given[:, 0], group) @ values.T
+    wide = next(size for size in (128, 64, 32) if columns % size == 0)
+    other_exact = rounded(given[:, 0], wide) @ other_values.T
     first = None
     for threads in (1, 2, 8):
         code.start(threads)
         for rows in ROWS:
-            y = np.full((2, rows, outputs), np.nan, np.float32)
-            places = [part.ctypes.data for part in y]
-            code.multiply([matrix, matrix], x.ctypes.data, places, rows)
-            first = y[0] if first is None else first
-            assert np.array_equal(y[0], y[1])
-            assert np.array_equal(y[0, 0], first[0])
-            assert np.abs(y[0] - expected[:rows]).max() < 1e-5 * np.abs(expected).max()
+            product, beside, again = (y[:, 0] for y in compiled([given[:rows]]).values())
+            first = product[0] if first is None else first
+            assert np.array_equal(product, again)
+            assert np.array_equal(product[0], first)
+            assert np.abs(product - exact[:rows]).max() < 1e-5 * np.abs(exact).max()
+            assert np.abs(beside - other_exact[:rows]).max() < 1e-5 * np.abs(other_exact).max()
+
+
+def root_mean_square(x: ov.Node, power: bool) -> ov.Node:
+    """The factor of an RMSNorm, in either of the forms that exporters write."""
+    mean = ops.add(ops.reduce_mean(ops.power(x, np.float32(2)), [-1], True), np.float32(0.01))
+    if power:
+        return ops.power(mean, np.float32(-0.5))
+    return ops.divide(np.float32(1), ops.sqrt(mean))
+
+
+GATES = {
+    "swish": (ops.swish, lambda x: x * (1 + np.tanh(x / 2)) / 2),
+    "tanh": (
+        lambda x: ops.gelu(x, "tanh"),
+        lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    ),
+    "erf": (lambda x: ops.gelu(x, "erf"), None),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("power", [False, True])
+def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, power):
+    """Two residual streams that go on, one of them read elsewhere; the gate by `erf` is no step."""
+    rng = np.random.default_rng(3)
+    widths = {"gate": (128, 64), "up": (128, 64), "down": (64, 128), "next": (32, 64)}
+    nodes, values = {}, {}
+    for name, shape in widths.items():
+        nodes[name], values[name] = matrix_of(rng, "i8", *shape)
+    bias, norm = rng.standard_normal((2, 64), np.float32)
+    x, attended = (ops.parameter([-1, 1, 64], ov.Type.f32) for _ in range(2))
+    stream = ops.add(x, ops.multiply(attended, np.float32(0.5)))
+    state = ops.multiply(ops.multiply(root_mean_square(stream, power), stream), norm)
+    active = GATES[gate][0](ops.matmul(state, nodes["gate"], False, True))
+    inner = ops.multiply(active, ops.matmul(state, nodes["up"], False, True))
+    out = ops.add(ops.add(ops.matmul(inner, nodes["down"], False, True), bias), stream)
+    compiled = in_kernels(
+        [ops.matmul(out, nodes["next"], False, True), ops.relu(stream)], [x, attended]
+    )
+    assert segments_in(compiled) == (2 if gate == "erf" else 1)
+    given = rng.standard_normal((2, max(ROWS), 1, 64), np.float32) * [[[[30]]], [[[1]]]]
+    given = given.astype(np.float32)
+    first = None
+    for rows in ROWS:
+        results = [y[:, 0] for y in compiled([*given[:, :rows]]).values()]
+        first = first or [result[0] for result in results]
+        assert all(
+            np.array_equal(result[0], one) for result, one in zip(results, first, strict=True)
+        )
+    stream = given[0, :, 0] + given[1, :, 0] / 2
+    assert np.array_equal(results[1], np.maximum(stream, 0))
+    if gate == "erf":
+        return
+    state = stream / np.sqrt((stream.astype(float) ** 2).mean(1, keepdims=True) + 0.01) * norm
+    sums = {name: rounded(state, 64) @ values[name].T for name in ("gate", "up")}
+    inner = GATES[gate][1](sums["gate"]) * sums["up"]
+    out = rounded(inner, 128) @ values["down"].T + bias + stream
+    exact = rounded(out, 64) @ values["next"].T
+    # A value that lies between two roundings can take the other one.
+    assert np.abs(results[0] - exact).max() < 0.01 * np.abs(exact).max()
+
+
+def test_what_is_between_two_segments_stays_with_the_plugin(code):
+    """A chain that leaves the kernels and comes back, beside one that does not."""
+    rng = np.random.default_rng(4)
+    matrices = [matrix_of(rng, "u4", 64, 64) for _ in range(3)]
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    near = ops.matmul(x, matrices[0][0], False, True)
+    far = ops.matmul(ops.relu(near), matrices[1][0], False, True)
+    out = ops.matmul(ops.add(far, ops.multiply(near, near)), matrices[2][0], False, True)
+    compiled = in_kernels([out], [x])
+    assert segments_in(compiled) == 2
+    given = rng.standard_normal((5, 1, 64), np.float32)
+    near = given[:, 0] @ matrices[0][1].T
+    far = np.maximum(near, 0) @ matrices[1][1].T
+    exact = (far + near**2) @ matrices[2][1].T
+    assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.03 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize(("outputs", "columns", "groups"), [(24, 64, 1), (16, 48, 1), (16, 64, 4)])
 def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns, groups):
-    weights = random_weights(np.random.default_rng(0), 8, (outputs, columns), groups)
-    assert packed(weights[0], 8, *weights[1:]) is None
-
-
-@pytest.mark.parametrize("kind", ["i4", "u4", "i8", "u8"])
-def test_every_form_of_compressed_weights_gives_the_product_of_their_floats(kind):
-    rng, groups = np.random.default_rng(1), 2
-    low, high = {"i4": (-8, 8), "u4": (0, 16), "i8": (-128, 128), "u8": (0, 256)}[kind]
-    stored = rng.integers(low, high, (32, groups, 64))
-    scales = (rng.random((32, groups, 1)) + 0.1).astype(np.float16)
-    zeros = None
-    values = stored.astype(np.float32)
-    if kind[0] == "u":
-        zeros = rng.integers(0, high, scales.shape).astype(np.uint8)
-        values -= zeros
-    tensor = tensor_of(kind, stored)
-    x = ops.parameter([-1, 1, 128], ov.Type.f32)
-    matrix = compressed(tensor, scales, zeros)
-    model = ov.Model([ops.result(ops.matmul(x, matrix, False, True))], [x], "product")
-    kernels.use_kernels(model)
-    assert any(node.get_type_name() == "Product" for node in model.get_ops())
-    compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))
-    given = rng.standard_normal((3, 1, 128), np.float32)
-    exact = given[:, 0] @ (values * scales.astype(np.float32)).reshape(32, 128).T
+    matrix, values = matrix_of(np.random.default_rng(0), "i8", outputs, columns, groups)
+    x = ops.parameter([-1, 1, columns], ov.Type.f32)
+    compiled = in_kernels([ops.matmul(x, matrix, False, True)], [x])
+    assert segments_in(compiled) == 0
+    given = np.random.default_rng(1).standard_normal((3, 1, columns), np.float32)
+    exact = given[:, 0] @ values.T
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.01 * np.abs(exact).max()
 
 
-def test_equal_products_of_one_input_stay_apart():
-    """The plugin would keep one of two that it takes for the same."""
-    rng = np.random.default_rng(2)
-    x = ops.parameter([-1, 1, 64], ov.Type.f32)
-    given, tensors, results, expected = rng.standard_normal((2, 1, 64), np.float32), [], [], []
-    for kind in ("i8", "i8", "u4", "u4"):
-        stored = rng.integers(0, 15, (16, 64))
-        tensors.append(tensor_of(kind, stored[:, None]))  # the constants do not keep them
-        matrix = compressed(tensors[-1], np.ones((16, 1, 1), np.float16))
-        results.append(ops.result(ops.matmul(x, matrix, False, True)))
-        expected.append(given[:, 0] @ stored.T)
-    model = ov.Model(results, [x], "products")
-    kernels.use_kernels(model)
-    compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))([given])
-    for output, exact in zip(compiled.values(), expected, strict=True):
-        assert np.abs(output[:, 0] - exact).max() < 0.02 * np.abs(exact).max()
-
-
-def test_large_models_use_kernels_where_the_processor_has_no_vnni(tiny_llama_pair, monkeypatch):
+def test_all_but_tiny_models_use_kernels_where_the_processor_has_no_vnni(
+    tiny_llama_pair, monkeypatch
+):
     xml = tiny_llama_pair.target
     monkeypatch.setattr(kernels, "available", lambda: True)
     own = ModelProfile((kernels.PROPERTY,))

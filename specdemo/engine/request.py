@@ -71,7 +71,7 @@ class Request:
     is prepared beside a `timed` request. A `constraint` belongs to one request. Rounds have
     `logprobs` with so many of the likeliest tokens, unless it is None, and `candidates` if that is
     set. `prediction`: tokens that the answer may repeat. `waited`: seconds in which threads of this
-    process could run and other programs had the processors."""
+    process could run and others had the processors, those of this process among them."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -92,6 +92,7 @@ class Request:
     reused: int = 0
     cpu: float = 0.0
     waited: float = 0.0
+    decoding: float = 0.0
     inference: float = 0.0
 
     def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
@@ -120,7 +121,7 @@ class Request:
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds
             begun, cpu = sum(runner.seconds for runner in runners), time.process_time()
-            waited = waited_seconds()
+            waited, decoding = waited_seconds(), perf_counter()
 
             def elapsed() -> float:
                 self.inference = sum(runner.seconds for runner in runners) - begun
@@ -143,6 +144,7 @@ class Request:
             finally:
                 self.cpu = time.process_time() - cpu
                 self.waited = waited_seconds() - waited
+                self.decoding = perf_counter() - decoding
 
     def _prompt(
         self, target: Target, drafter: AdaptiveDrafter | None = None

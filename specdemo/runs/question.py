@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
-from specdemo.host.hardware import EnergyMeter, usual_share
+from specdemo.host.hardware import EnergyMeter, processors, usual_share
 from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
@@ -148,8 +148,10 @@ class AnswerRun:
     @property
     def share(self) -> float:
         """The share of the processor time that its decoding could use and other programs left."""
-        usable = self.request.cpu + self.request.waited
-        return min(1.0, self.request.cpu / usable / usual_share()) if usable else 1.0
+        request = self.request
+        # Threads of the plugin and of the kernels also wait for each other.
+        usable = min(request.cpu + request.waited, processors() * request.decoding)
+        return min(1.0, request.cpu / usable / usual_share()) if usable else 1.0
 
     @property
     def outside_seconds(self) -> float:

@@ -1,5 +1,5 @@
-"""Integer products of activations and compressed weights in place of the plugin's: for processors
-with AVX2 and without VNNI, where the plugin unpacks weights to floats.
+"""Integer products of activations and compressed weights in place of the plugin's, with what lies
+between them: for processors with AVX2 and without VNNI, where the plugin unpacks weights to floats.
 
 Activations are rounded to 8 bits, with one scale for each group of columns. The products of a group
 are summed as integers, and groups are added in their order. So an output has the same bits whatever
@@ -8,16 +8,17 @@ the number of rows, threads and requests is.
 
 import importlib.util
 import os
-from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import addressof, c_char
 from functools import cache
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
 import openvino as ov
 
+from .fusion import Program, find_segments, write_program
 from .graph import products_by_input, raw_bytes, source_of
 from .tiles import Matrix, pack
 
@@ -63,27 +64,41 @@ def shared() -> Any:
     return Kernels()
 
 
-class Product(ov.Op):  # type: ignore[misc]
-    """The products of an input with `matrices`, an output each. Of two with the same input and
-    `number` the plugin keeps one."""
+class FusedSegment(ov.Op):  # type: ignore[misc]
+    """A segment of a decoder as one node. Of two with the same input and `number` the plugin keeps
+    one."""
 
     numbers = count()
 
-    def __init__(self, inputs: list[ov.Output], matrices: list[Matrix], number: int):
+    def __init__(self, inputs: list[ov.Output], program: Program, number: int):
         super().__init__(self)
-        self.matrices, self.number = matrices, number
+        self.program, self.number = program, number
+        self._tensors = len(program.inputs), len(program.outputs)
+        self._steps = np.array(program.steps, np.int64)
+        first = sum(self._tensors)
+        constants = [constant.ctypes.data for constant in program.constants]
+        self._registers = first + len(constants)
+        self._slots = np.zeros(self._registers + len(program.registers), np.int64)
+        self._slots[first : self._registers] = constants
+        # In lines of the processor's cache.
+        *starts, self._row_bytes = accumulate(
+            (-(-size // 64) * 64 for size in program.registers), initial=0
+        )
+        self._starts = np.array(starts, np.int64)
+        self._arguments = self._steps.ctypes.data, len(self._steps), self._slots.ctypes.data
+        self._memory = (0, 0)
         self.set_arguments(inputs)
         self.constructor_validate_and_infer_types()
 
     def validate_and_infer_types(self) -> None:
         rows = list(self.get_input_partial_shape(0))[:-1]
-        self.set_output_size(len(self.matrices))
-        for index, matrix in enumerate(self.matrices):
-            shape = ov.PartialShape([*rows, ov.Dimension(matrix.outputs)])
+        self.set_output_size(len(self.program.outputs))
+        for index, width in enumerate(self.program.outputs):
+            shape = ov.PartialShape([*rows, ov.Dimension(width)])
             self.set_output_type(index, ov.Type.f32, shape)
 
     def clone_with_new_inputs(self, inputs: list[ov.Output]) -> ov.Node:
-        return Product(inputs, self.matrices, self.number)
+        return FusedSegment(inputs, self.program, self.number)
 
     def visit_attributes(self, visitor: Any) -> bool:
         visitor.on_attributes({"number": self.number})
@@ -93,30 +108,41 @@ class Product(ov.Op):  # type: ignore[misc]
         return True
 
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
-        x = inputs[0].data
-        rows = x.size // self.matrices[0].columns
-        # Iterating over `outputs` itself takes 14 us.
-        places = [outputs[index].data.ctypes.data for index in range(len(self.matrices))]
-        shared().multiply(self.matrices, x.ctypes.data, places, rows)
+        inputs_count, outputs_count = self._tensors
+        # Iterating over the lists themselves takes 14 us.
+        tensors = [inputs[index] for index in range(inputs_count)]
+        tensors += [outputs[index] for index in range(outputs_count)]
+        rows = tensors[0].size // self.program.inputs[0]
+        kernels = shared()
+        with kernels.lock:
+            memory = rows, kernels.room(rows * self._row_bytes)
+            if memory != self._memory:
+                self._memory = memory
+                self._slots[self._registers :] = memory[1] + rows * self._starts
+            self._slots[: len(tensors)] = [_address(tensor) for tensor in tensors]
+            kernels.run(*self._arguments, rows)
         return True
 
 
+def _address(tensor: ov.Tensor) -> int:
+    return addressof(c_char.from_buffer(tensor.data))  # 1 us less than `data.ctypes.data`
+
+
 def use_kernels(model: ov.Model) -> None:
-    """Replace the products of compressed weights in place, where `pack` knows their shape."""
-    sharing = products_by_input(model)
-    weights = [[product.input_value(1).get_node() for product in products] for products in sharing]
+    """Replace the products of compressed weights, where `pack` knows their shape, and what lies
+    between them, in place."""
+    products = [product for sharing in products_by_input(model) for product in sharing]
     with ThreadPoolExecutor() as pool:
-        packed = list(pool.map(lambda nodes: list(map(_packed, nodes)), weights))
-    for products, arranged in zip(sharing, packed, strict=True):
-        alike = defaultdict(list)
-        for product, matrix in zip(products, arranged, strict=True):
-            if matrix is not None:
-                alike[matrix.bits, matrix.group].append((product, matrix))
-        for pairs in alike.values():
-            source, matrices = products[0].input_value(0), [matrix for _, matrix in pairs]
-            made = Product([source], matrices, next(Product.numbers))
-            for output, (product, _) in zip(made.outputs(), pairs, strict=True):
-                product.output(0).replace(output)
+        weights = (product.input_value(1).get_node() for product in products)
+        packed = zip(products, pool.map(_packed, weights), strict=True)
+        matrices = {product.get_name(): matrix for product, matrix in packed if matrix}
+    replaced: dict[str, ov.Output] = {}
+    for segment in find_segments(model, matrices):
+        inputs = [replaced.get(key, source) for key, source in segment.inputs.items()]
+        made = FusedSegment(inputs, write_program(segment), next(FusedSegment.numbers))
+        for output, step in zip(made.outputs(), segment.outputs, strict=True):
+            step.node.output(0).replace(output)
+            replaced[step.name] = output
     model.validate_nodes_and_infer_types()
 
 

@@ -26,27 +26,23 @@ from .paged import open_model
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
-FIXED_SHAPES, FINE_SHAPES, DRAFT_SHAPES = (6, 1, 3, 12), (4, 1, 2, 12), (2,)
+KERNEL_WEIGHTS = 20_000_000
+"""Bytes of weights from which products are computed by `kernels` where there is no VNNI: their code
+is compiled in a second."""
+
+FIXED_SHAPES, KERNEL_SHAPES, DRAFT_SHAPES = (6, 1, 3, 12), (1, 4, 2, 3, 6, 8), (2,)
 """Numbers of tokens, the most useful first (docs/results/dropped.md). The 1 is for
 autoregressive decoding, whose tokens take a fifth longer in the instance of any shape: with it the
 baseline is as fast as it can be. A draft model mostly reads one token, or two after a fully
-accepted draft."""
+accepted draft. Instances with `kernels` share the weights, so there is one for more sizes."""
 
 INSTANCE_SHARE, INSTANCE_BYTES = 1 / 16, 1.3
 """Fixed-shape instances take at most this share of the free memory, so 3.5 GB allow one of the
 embedded target. Each takes this many bytes for a byte of weights: 170 MB for 135 MB."""
 
-FINE_COST_RATIO = 1.6
-"""FINE_SHAPES are for machines on which 6 tokens are known to cost more than this of one."""
-
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a model gets fixed shapes. For larger ones a change of size
 costs little beside a forward; for smaller ones forwards cost little."""
-
-KERNEL_WEIGHTS, KERNEL_SHAPES = 200_000_000, (1, 4, 2, 3, 6, 8)
-"""Bytes of weights from which products are computed by `kernels` where there is no VNNI: the plugin
-takes 20 us to call one, so a token of 135 MB took 1.4 times as long. Their instances share the
-weights, so each of the sizes has one."""
 
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
@@ -129,11 +125,8 @@ def open_target(
     ones take the `known` setting, else the first candidate in which forwards of USEFUL_TOKENS agree
     and single tokens agree or have a guard, else the last candidate. One that the plugin refuses is
     passed over if another follows. Raises ModelError."""
-    source, costs = files.target, known.costs if known else {}
-    six = min((costs[size] for size in costs if size >= 6), default=0)
-    fine = six > FINE_COST_RATIO * costs.get(1, 0)
-    shapes = fixed_shapes(source, FINE_SHAPES if fine else FIXED_SHAPES, available)
-    hidden, layers = None, files.head_layers
+    source, hidden, layers = files.target, None, files.head_layers
+    shapes = fixed_shapes(source, FIXED_SHAPES, available)
     if files.head is not None:
         hidden = Taps(layers, () if layers else fractions(files.head, core))
     settings = ModelSettings(files.device, (), shapes, hidden)

@@ -1,0 +1,143 @@
+"""What a segment of a decoder computes beside its products, as machine code: rounding of
+activations, sums, norms and gates, and the function that runs a segment's steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from .fusion import OPERATIONS, ROUNDINGS, STEP_SIZE
+from .writer import FLOAT, FLOATS, I8, I32, I64, INTS, LANES, POINTER, Writer, filled
+
+BYTES = ir.VectorType(I8, LANES)
+LOG2, LOG2_HIGH, LOG2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
+"""Base 2 logarithm of e; and the natural one of 2 in two parts, the first of few bits, so that its
+products with small integers are exact."""
+
+
+def write_round(module: ir.Module, name: str, bits: int) -> None:
+    """Round groups of activations: values, rounded values, scales, sums; number of groups, and
+    columns of each. With 4 bits the even ones of 8 columns come first, as in the weights."""
+    b = Writer(module, name, [POINTER] * 4 + [I64] * 2)
+    x, rounded, scales, sums, groups, columns = b.function.args
+    order = [*range(0, 8, 2), *range(1, 8, 2)] if bits == 4 else [*range(8)]
+    with b.loop(0, groups) as group:
+        begin = b.times(group, columns)
+        largest = b.variable(filled(FLOATS, 0.0))
+        with b.loop(0, columns, LANES) as column:
+            values = b.read(x, b.plus(begin, column), FLOATS)
+            sizes = b.call_system("llvm.fabs.v8f32", FLOATS, values)
+            before = b.load(largest, typ=FLOATS)
+            b.store(b.select(b.fcmp_ordered(">", sizes, before), sizes, before), largest)
+        sizes = b.load(largest, typ=FLOATS)
+        top = b.call_system("llvm.vector.reduce.fmax.v8f32", FLOAT, sizes)
+        some = b.fcmp_ordered(">", top, FLOAT(0.0))
+        factor = b.select(some, b.fdiv(FLOAT(127.0), top), FLOAT(0.0))
+        total = b.variable(filled(INTS, 0))
+        with b.loop(0, columns, LANES) as column:
+            place = b.plus(begin, column)
+            scaled = b.fmul(b.read(x, place, FLOATS), b.splat(factor))
+            integers = b.fptosi(b.call_system("llvm.rint.v8f32", FLOATS, scaled), INTS)
+            b.increase(total, integers)
+            ordered = b.shuffle_vector(integers, integers, ir.Constant(INTS, order))
+            b.write(b.trunc(ordered, BYTES), rounded, place)
+        sum_ = b.call_system("llvm.vector.reduce.add.v8i32", I32, b.load(total, typ=INTS))
+        b.write(b.sitofp(sum_, FLOAT), sums, group)
+        b.write(b.fdiv(top, FLOAT(127.0)), scales, group)
+    b.ret_void()
+
+
+def write_operations(module: ir.Module) -> None:
+    """Functions of `y`, `x` and a second operand, float32, for rows of a width. A `pace` of 0 takes
+    the same row of the second operand for all."""
+    of_values: dict[str, Callable[[Writer, Any, Any], Any]] = {
+        "Add": lambda b, x, other: b.fadd(x, other),
+        "Multiply": lambda b, x, other: b.fmul(x, other),
+        "Swish": lambda b, x, _: _gated(b, x, x),
+        "Gelu": lambda b, x, _: _gated(b, x, _gelu_argument(b, x)),
+    }
+    for name, compute in of_values.items():
+        b = Writer(module, name, [POINTER] * 3 + [I64] * 3)
+        y, x, other, rows, width, pace = b.function.args
+        with b.loop(0, rows) as row, b.loop(0, width, LANES) as column:
+            index = b.plus(b.times(row, width), column)
+            second = b.read(other, b.plus(b.times(row, pace), column), FLOATS)
+            b.write(compute(b, b.read(x, index, FLOATS), second), y, index)
+        b.ret_void()
+    _write_normalize(module)
+
+
+def _write_normalize(module: ir.Module) -> None:
+    """Divide each row by the root of its mean square and an epsilon, which comes as the bits of a
+    float."""
+    b = Writer(module, "Normalize", [POINTER] * 3 + [I64] * 3)
+    y, x, _, rows, width, epsilon = b.function.args
+    epsilon = b.bitcast(b.trunc(epsilon, I32), FLOAT)
+    with b.loop(0, rows) as row:
+        begin, squares = b.times(row, width), b.variable(filled(FLOATS, 0.0))
+        with b.loop(0, width, LANES) as column:
+            values = b.read(x, b.plus(begin, column), FLOATS)
+            b.store(_fma(b, values, values, b.load(squares, typ=FLOATS)), squares)
+        total = b.load(squares, typ=FLOATS)
+        total = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), total)
+        mean = b.fadd(b.fdiv(total, b.sitofp(width, FLOAT)), epsilon)
+        factor = b.splat(b.fdiv(FLOAT(1.0), b.call_system("llvm.sqrt.f32", FLOAT, mean)))
+        with b.loop(0, width, LANES) as column:
+            place = b.plus(begin, column)
+            b.write(b.fmul(b.read(x, place, FLOATS), factor), y, place)
+    b.ret_void()
+
+
+def _gated(b: Writer, x: Any, argument: Any) -> Any:
+    """x times the logistic function of the argument."""
+    return b.fdiv(x, b.fadd(filled(FLOATS, 1.0), _exp(b, b.fneg(argument))))
+
+
+def _gelu_argument(b: Writer, x: Any) -> Any:
+    """Of the logistic function in Gelu's approximation by tanh: sqrt(8 / pi) (x + 0.044715 x^3)."""
+    cubic = b.fmul(b.fmul(b.fmul(x, x), x), filled(FLOATS, 0.044715))
+    return b.fmul(b.fadd(x, cubic), filled(FLOATS, 1.5957691216057308))
+
+
+def _exp(b: Writer, x: Any) -> Any:
+    """exp(x) = 2^n exp(r) with |r| <= log(2) / 2, and exp(r) by its series up to r^6 (the next term
+    is below 2e-7). Arguments are limited to those whose result is a normal float."""
+    low, high = filled(FLOATS, -87.0), filled(FLOATS, 88.0)
+    x = b.select(b.fcmp_ordered(">", x, low), x, low)
+    x = b.select(b.fcmp_ordered("<", x, high), x, high)
+    n = b.call_system("llvm.rint.v8f32", FLOATS, b.fmul(x, filled(FLOATS, LOG2)))
+    rest = _fma(b, n, filled(FLOATS, -LOG2_HIGH), x)
+    rest = _fma(b, n, filled(FLOATS, -LOG2_LOW), rest)
+    total = filled(FLOATS, 1 / 720)
+    for factorial in (120, 24, 6, 2, 1, 1):
+        total = _fma(b, total, rest, filled(FLOATS, 1 / factorial))
+    exponent = b.shl(b.add(b.fptosi(n, INTS), filled(INTS, 127)), filled(INTS, 23))
+    return b.fmul(total, b.bitcast(exponent, FLOATS))
+
+
+def _fma(b: Writer, factor: Any, other: Any, term: Any) -> Any:
+    return b.call_system("llvm.fma.v8f32", FLOATS, factor, other, term)
+
+
+def write_run(module: ir.Module, running: int) -> None:
+    """Run steps (`fusion.Program`) one after the other: board, steps, their number, slots, rows.
+    Meanwhile the board's word at `running` is 1."""
+    b = Writer(module, "run", [POINTER, POINTER, I64, POINTER, I64])
+    board, steps, count, slots, rows = b.function.args
+    b.write(I64(1), board, running)
+    with b.loop(0, count) as number:
+        step = b.place(steps, b.times(number, STEP_SIZE), I64)
+        code, *indices, width, extra = (b.read(step, index, I64) for index in range(STEP_SIZE))
+        y, x, other = (b.read(slots, index, POINTER) for index in indices)
+        for index, name in enumerate(OPERATIONS):
+            with b.if_then(b.icmp_signed("==", code, I64(index))):
+                arguments = [y, x, other, rows, width, extra]
+                if name in (*ROUNDINGS, "MatMul"):  # whose second operand has three parts
+                    following = (b.plus(indices[2], part) for part in (1, 2))
+                    rounded = [other, *(b.read(slots, place, POINTER) for place in following)]
+                    arguments = [board, extra, *rounded, y, rows]
+                    if name in ROUNDINGS:
+                        arguments = [x, *rounded, b.udiv(b.times(rows, width), extra), extra]
+                b.call(module.get_global(name), arguments)
+    b.write(I64(0), board, running)
+    b.ret_void()
