@@ -156,6 +156,16 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway(acceptance
     assert drafter._pays(model, policy.plan(), [1, 2], [9], 1.0, looked_up) == pays
 
 
+@pytest.mark.parametrize("looked_up", [None, Proposal(3, "lookup", 0.5, 0.1)])
+def test_a_draft_model_is_not_asked_where_no_draft_of_its_would_be_verified(looked_up):
+    """However unlikely the tokens that cost nothing are: at four users a third of the rounds took a
+    draft step for nothing."""
+    drafter, policy, model = asking((1, 2))
+    assert drafter._pays(model, policy.plan(), [1, 2], [], 1.0, looked_up)
+    policy.costs.learn({1: 1.0, 2: 2.5, 16: 20.0})
+    assert not drafter._pays(model, policy.plan(), [1, 2], [], 1.0, looked_up)
+
+
 def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
     drafter, policy, model = asking((0, 1, 2, 3))
     model.costs.learn({1: 60.0})

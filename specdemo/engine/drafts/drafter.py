@@ -171,10 +171,9 @@ class AdaptiveDrafter:
         if self.policy.unasked[drafter.name] >= EXPLORE_ROUNDS and not drafted:
             return not reading or len(context) <= PREFILL_CHUNK
         step = drafter.cost(drafted)
+        saved = plan.gain(len(drafted), survival, expected, step)
         if free:
-            saved = survival * (expected - free) * plan.pace - step
-        else:
-            saved = plan.gain(len(drafted), survival, expected, step)
+            saved = min(saved, survival * (expected - free) * plan.pace - step)
         return saved > 0 and reading <= plan.reading_seconds
 
     def _record_proposals(self, context: list[int]) -> None:
