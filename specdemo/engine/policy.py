@@ -106,6 +106,11 @@ class RoundPlan:
         """The most time for what a draft model must read before it drafts."""
         return READING_SHARE * self.remaining * self.pace
 
+    @property
+    def worth_drafting(self) -> bool:
+        """Whether tokens that are certain and cost nothing would save time."""
+        return self.fixed is not None or self.gain(0, 1.0, 1.0, 0.0) > 0
+
     def worth_reaching(self, survival: float) -> bool:
         """Whether to draft a token that is reached with the chance `survival`."""
         return self.fixed is not None or survival >= MIN_SURVIVAL

@@ -101,6 +101,8 @@ class AdaptiveDrafter:
         limit = min(limit, plan.fixed or plan.limit)
         for drafter in self.drafters:
             drafter.start(context, states)
+        if not plan.worth_drafting:
+            return Draft((), 0.0)
         draft: list[Proposal] = []
         survival, seconds = 1.0, 0.0
         while len(draft) < limit and plan.worth_reaching(survival):
