@@ -475,6 +475,17 @@ def test_what_is_between_two_segments_stays_with_the_plugin(code):
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.03 * np.abs(exact).max()
 
 
+def test_inputs_with_other_rows_are_refused_and_nothing_is_read_beyond_them(code):
+    rng = np.random.default_rng(5)
+    x, z = (ops.parameter([-1, 1, 64], ov.Type.f32) for _ in range(2))
+    products = [ops.matmul(y, matrix_of(rng, "i8", 16, 64)[0], False, True) for y in (x, z)]
+    compiled = in_kernels(products, [x, z])
+    given = np.ones((3, 1, 64), np.float32)
+    assert np.array_equal(compiled([given, given])[0].shape, (3, 1, 16))
+    with pytest.raises(RuntimeError):
+        compiled([given, given[:1]])
+
+
 @pytest.mark.parametrize(("outputs", "columns", "groups"), [(24, 64, 1), (16, 48, 1), (16, 64, 4)])
 def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns, groups):
     matrix, values = matrix_of(np.random.default_rng(0), "i8", outputs, columns, groups)

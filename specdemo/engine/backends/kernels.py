@@ -112,7 +112,10 @@ class FusedSegment(ov.Op):  # type: ignore[misc]
         # Iterating over the lists themselves takes 14 us.
         tensors = [inputs[index] for index in range(inputs_count)]
         tensors += [outputs[index] for index in range(outputs_count)]
-        rows = tensors[0].size // self.program.inputs[0]
+        widths = self.program.inputs
+        rows = tensors[0].size // widths[0]
+        if any(tensor.size != rows * width for tensor, width in zip(tensors, widths, strict=False)):
+            return False  # no decoder: the code would read beyond an input
         kernels = shared()
         with kernels.lock:
             memory = rows, kernels.room(rows * self._row_bytes)
