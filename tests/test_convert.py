@@ -598,7 +598,7 @@ def sources_folder(file, tmp_path_factory) -> Path:
         (GGUF, swap("Ġ t".encode(), "Ġ_t".encode()), r"vocabulary \([^\n]*\); fetch it again.$"),
         (GGUF, swap(b"qwen2", b"qwenX"), "a vocabulary of the kind 'gpt2', 'qwenX'; Sentence"),
         (GGUF, swap(TEXT_OF_4 + b"gpt2", TEXT_OF_4 + b"bert"), "kind 'bert', 'qwen2'"),
-        (GGUF, swap(b"none", b"yarn"), r"scales its positions \(yarn\): not supported"),
+        (GGUF, swap(b"none", b"yarn"), r"scales its positions \('yarn'\): not supported"),
         (GGUF, swap(b"token_embd", b"token_embt"), "it has no embedding"),
         (QWEN3, swap(b"qwen3", b"llama"), "attn_k_norm.weight, which llama has not|attn_q_norm"),
         *((WEIGHTS, cut(size), DAMAGED) for size in (0, 300, 100_000)),

@@ -262,7 +262,7 @@ def _rope_factors(
     partial = shape.family.interleaved and shape.rotary < 1
     scaled = sizes.scaling not in ("none", "linear", "longrope") or partial
     if scaled or stored and stored.shape != (count,):
-        raise BadInput(f"{name} scales its positions ({sizes.scaling:.40}): not supported.")
+        raise BadInput(f"{name} scales its positions ({sizes.scaling!r:.40}): not supported.")
     factors = stored.read(0, count).ravel().astype(float) if stored else np.ones(count)
     if sizes.scaling == "linear":
         factors *= sizes.factor

@@ -1,11 +1,20 @@
 """The errors. A message is one sentence for the person who caused the error or can fix it."""
 
+import re
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 class SpecdemoError(Exception):
-    """Base of the project's errors, with the command line's exit code and the servers' status."""
+    """Base of the project's errors, with the command line's exit code and the servers' status. A
+    message may quote names and values of files from elsewhere: their line breaks and other control
+    characters are escaped."""
 
     exit_code = 1
     http_status = 500
+
+    def __str__(self) -> str:
+        return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], super().__str__())
 
 
 class BadInput(SpecdemoError, ValueError):
