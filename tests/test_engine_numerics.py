@@ -458,6 +458,35 @@ def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, pow
     assert np.abs(results[0] - exact).max() < 0.01 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda x: ops.divide(
+            np.float32(1), ops.sqrt(ops.add(mean_of(x, 2, axis=1), np.float32(1)))
+        ),
+        lambda x: ops.divide(ops.sqrt(ops.add(mean_of(x, 2), np.float32(1))), np.float32(1)),
+        lambda x: ops.power(ops.add(mean_of(x, 2, base=True), np.float32(1)), np.float32(-0.5)),
+    ],
+)
+def test_what_only_looks_like_a_norm_is_none(code, factor):
+    """A mean of another axis; a root in place of its inverse; 2 to the power of x."""
+    rng = np.random.default_rng(6)
+    x = ops.parameter([-1, 2, 64], ov.Type.f32)
+    matrix, values = matrix_of(rng, "i8", 16, 64)
+    scaled = ops.multiply(x, factor(x))
+    compiled = in_kernels([ops.matmul(scaled, matrix, False, True)], [x])
+    assert segments_in(compiled) == 1
+    given = rng.standard_normal((3, 2, 64), np.float32)
+    plain = ov.Model([ops.result(scaled)], [x], "plain")
+    exact = CORE.compile_model(plain, "CPU", dict(CLOSE.properties))([given])[0] @ values.T
+    assert np.abs(compiled([given])[0] - exact).max() < 0.01 * np.abs(exact).max()
+
+
+def mean_of(x: ov.Node, number: float, axis: int = -1, base: bool = False) -> ov.Node:
+    factors = (np.float32(number), x) if base else (x, np.float32(number))
+    return ops.reduce_mean(ops.power(*factors), [axis], True)
+
+
 def test_what_is_between_two_segments_stays_with_the_plugin(code):
     """A chain that leaves the kernels and comes back, beside one that does not."""
     rng = np.random.default_rng(4)
@@ -516,6 +545,14 @@ def test_all_but_tiny_models_use_kernels_where_the_processor_has_no_vnni(
 def test_a_limit_of_onednn_is_a_processor_without_vnni(code, isa):
     program = "from specdemo.engine.backends import kernels; print(kernels.available())"
     assert python("-c", program, ONEDNN_MAX_CPU_ISA=isa).stdout == "True\n"
+
+
+def test_a_draft_head_runs_where_onednn_is_limited(tmp_path):
+    head = write_head(tmp_path / "head")
+    opened = f"DraftHead(Path({str(head)!r}), openvino.Core()).size"
+    imports = "import openvino; from pathlib import Path"
+    program = f"{imports}; from specdemo.engine.backends.draft_head import DraftHead; {opened}"
+    assert python("-c", program, ONEDNN_MAX_CPU_ISA="AVX2").returncode == 0
 
 
 def test_without_llvmlite_the_plugin_computes_all(monkeypatch):

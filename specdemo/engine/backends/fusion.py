@@ -201,23 +201,24 @@ def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, frozenset[st
     """The epsilon of a factor 1 / sqrt(mean(x ** 2) + epsilon), and the names of its nodes."""
     chain: list[tuple[str | float | None, ...]] = []
     inner = set()
+    rows = list(x.get_partial_shape())[:-1]
+    if factor.get_partial_shape() != ov.PartialShape([*rows, ov.Dimension(1)]):
+        return None  # a mean of other axes than the last
     while _key(factor) != _key(x):
         node = factor.get_node()
         varying = [value for value in node.input_values() if not _is_constant(value)]
         if len(varying) != 1 or len(chain) > 4:
             return None
-        numbers = [_number(value) for value in node.input_values() if _is_constant(value)]
-        chain.append((node.get_type_name(), *numbers))
+        chain.append((node.get_type_name(), *map(_number, node.input_values())))
         inner.add(node.get_name())
         [factor] = varying
     match chain:
         case [
-            ("Divide", 1.0),
-            ("Sqrt",),
-            ("Add", float(epsilon)),
-            ("ReduceMean", _),
-            ("Power", 2.0),
-        ] | [("Power", -0.5), ("Add", float(epsilon)), ("ReduceMean", _), ("Power", 2.0)]:
+            *root,
+            ("Add", None, float(epsilon)) | ("Add", float(epsilon), None),
+            ("ReduceMean", None, None),
+            ("Power", None, 2.0),
+        ] if root in ([("Divide", 1.0, None), ("Sqrt", None)], [("Power", None, -0.5)]):
             return epsilon, frozenset(inner)
     return None
 

@@ -170,6 +170,7 @@ def _write_tile(module: ir.Module, bits: int, rows: int) -> Any:
                         if bits == 8:
                             b.increase(sums[cell], _fours(b, pairs))
                         elif cell in pair_sums:
+                            # It never saturates; LLVM would reorder plain sums, and spill them.
                             pair_sums[cell] = b.call_system(
                                 "llvm.sadd.sat.v16i16", SHORTS, pair_sums[cell], pairs
                             )

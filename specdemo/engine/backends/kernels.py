@@ -42,6 +42,11 @@ def plugin_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in properties if (name, value) != PROPERTY}
 
 
+def limited() -> bool:
+    """Whether oneDNN must not use VNNI: the plugin does not know that, and must not ask for it."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_VNNI
+
+
 @cache
 def available() -> bool:
     """Whether this processor has AVX2 and no VNNI (or oneDNN must not use it), and llvmlite is
@@ -51,8 +56,7 @@ def available() -> bool:
     from llvmlite import binding
 
     features = binding.get_host_cpu_features()
-    limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_VNNI
-    vnni = not limited and (features.get("avx512vnni") or features.get("avxvnni"))
+    vnni = not limited() and (features.get("avx512vnni") or features.get("avxvnni"))
     return not vnni and all(features.get(name) for name in ("avx2", "fma", "f16c"))
 
 

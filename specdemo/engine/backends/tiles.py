@@ -17,7 +17,6 @@ class Matrix:
     """Compressed weights in tiles. `columns` are rounded in groups of `group`. The code reads the
     description at `address`; `content` holds its memory."""
 
-    outputs: int
     columns: int
     bits: int
     group: int
@@ -51,4 +50,4 @@ def pack(
     numbers = *sizes, between_groups, groups * TILE, outputs, code
     description = np.array([*pointers, *numbers], np.int64)
     content = words, scales, zeros, description
-    return Matrix(outputs, columns, bits, group, description.ctypes.data, content)
+    return Matrix(columns, bits, group, description.ctypes.data, content)
