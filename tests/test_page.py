@@ -79,6 +79,13 @@ class Tab:
     def press(self, button: str) -> None:
         self.page.get_by_role("button", name=button, exact=True).click()
 
+    def unfold(self, accordion: str) -> None:
+        """Opens an accordion; waits for the next frame, when Gradio sets its inputs once more."""
+        self.page.get_by_role("button", name=accordion).click()
+        self.page.evaluate(
+            "() => new Promise(ask => requestAnimationFrame(() => requestAnimationFrame(ask)))"
+        )
+
     def run(self) -> None:
         self.before = self.page.evaluate("window.specdemo.race.run")
         self.press("Run")
@@ -387,7 +394,7 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
     tab = open_tab(url, urlencode(wanted | {"speed": "steps"}))
     differing = "maximum tokens 7, draft length 3, drafter lookup, temperature 0.5"
     expect(tab.page.locator(".sd-differ")).to_contain_text(differing)
-    tab.page.get_by_role("button", name="Settings").click()
+    tab.unfold("Settings")
     tab.page.get_by_label("Drafter", exact=True).click()
     tab.page.get_by_role("option", name="model", exact=True).click()
     tab.wait_for_link("drafter", "model")
@@ -414,7 +421,7 @@ def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stay
         leave()
         tab.wait_for_link("json_schema", "")
     for name in ("Settings", "Expert"):
-        tab.page.get_by_role("button", name=name).click()
+        tab.unfold(name)
     tab.page.get_by_label("JSON Schema").fill('{"type": "integer"}')
     question.fill("How many legs has a cat?")
     tab.wait_for_link("question", "How many legs has a cat?")
@@ -523,7 +530,7 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
     page.locator(".sd-text-spec .sd-tok").first.tap()
     expect(page.locator(".sd-about")).to_contain_text("first token")
     page.locator(".sd-about").tap()  # a sheet on the phone, which a tap closes
-    page.get_by_role("button", name="Settings").click()
+    tab.unfold("Settings")
     page.get_by_text("For engineers").click()
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js")
     page.evaluate(axe.read_text(encoding="utf-8"))
