@@ -129,8 +129,8 @@ def test_run_prints_the_answer_and_its_figures_and_writes_a_trace(loaded, capsys
 
 
 def test_an_error_that_quotes_a_file_from_elsewhere_is_one_line_without_escape_sequences():
-    error = BadInput("broken.gguf has \x1b[2J\r\nOK\u2028 \x9b, which \u65e5\u672c has not.")
-    assert str(error) == r"broken.gguf has \x1b[2J\r\nOK\u2028 \x9b, which 日本 has not."
+    error = BadInput("broken.gguf has \x1b[2J\r\nOK\u2028 \x9b\u202e, which \u65e5\u672c has not.")
+    assert str(error) == r"broken.gguf has \x1b[2J\r\nOK\u2028 \x9b\u202e, which 日本 has not."
 
 
 def test_an_error_of_a_strangers_template_brings_no_escape_sequence(capsys, monkeypatch):

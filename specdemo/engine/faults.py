@@ -1,8 +1,16 @@
 """The errors. A message is one sentence for the person who caused the error or can fix it."""
 
-import re
+import unicodedata
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with every control character escaped, except those in `keep`."""
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in keep
+        else char
+        for char in text
+    )
 
 
 class SpecdemoError(Exception):
@@ -14,7 +22,7 @@ class SpecdemoError(Exception):
     http_status = 500
 
     def __str__(self) -> str:
-        return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], super().__str__())
+        return printable(super().__str__())
 
 
 class BadInput(SpecdemoError, ValueError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
+from specdemo.engine.faults import printable as printable
 from specdemo.errors import SpecdemoError
 
 Table = Sequence[Mapping[str, Any]]
@@ -93,16 +93,6 @@ def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterat
 def size(count: int) -> str:
     """`count` bytes as text: `93 MB`, `2.8 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def printable(text: str, keep: str = "") -> str:
-    """`text` with every control character escaped, except those in `keep`."""
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in keep
-        else char
-        for char in text
-    )
 
 
 def text(value: Any) -> str:
