@@ -180,7 +180,7 @@ def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
 
 @click.command()
 @shared.answer_options
-def parsed(json_file, choice, settings):
+def parsed(threads, json_file, choice, settings):
     return choice, settings
 
 

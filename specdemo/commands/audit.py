@@ -58,9 +58,6 @@ class AuditOptions(PromptOptions):
         None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
     )
     resume: bool = option(False, "go on with the report in the --json file, and keep its cells")
-    threads: Annotated[Whole, Field(ge=1, le=256)] | None = option(
-        None, "processor threads of an inference", unset="all"
-    )
     server: Line = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
     server_baseline: Line = option("", "the same model without speculative decoding", metavar="URL")
     server_seed: bool = option(
@@ -79,7 +76,11 @@ class AuditOptions(PromptOptions):
 @options_of(AuditOptions, "options", variables=False)
 @answer_options
 def audit(
-    options: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+    options: AuditOptions,
+    threads: int | None,
+    json_file: str | None,
+    choice: ModelChoice,
+    settings: Settings,
 ) -> None:
     check_output(options.html, "--html")
     from specdemo.audit import auditor
@@ -109,12 +110,12 @@ def audit(
             from specdemo.runs.session import Session
 
             loaded = load_pair(choice)
-            session = stack.enter_context(Session(loaded, threads=options.threads))
+            session = stack.enter_context(Session(loaded, threads=threads))
             loaded.check.require()
             report.pair = info = session.info
             models = " with ".join(filter(None, (info.target, info.draft)))
             pair = models if info.name == OWN else info.name
-            pair += f", {options.threads} threads" if options.threads else ""
+            pair += f", {threads} threads" if threads else ""
             engines = _engines(session, options, settings, report.left_out)
         for progress in auditor.audit(engines, plan, report, pair):
             bar(Progress(printable(progress.text), progress.done, progress.total))

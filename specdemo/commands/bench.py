@@ -31,7 +31,6 @@ from specdemo.commands.shared import (
     load_pair,
     options_of,
     sectioned,
-    threads_option,
     write_report,
 )
 from specdemo.errors import RequestFailed
@@ -69,12 +68,11 @@ class BenchSettings(Settings):
 
 
 @sectioned()
-@threads_option
 @options_of(BenchOptions, "options", variables=False)
 @partial(answer_options, kind=BenchSettings)
 def bench(
-    threads: int | None,
     options: BenchOptions,
+    threads: int | None,
     json_file: str | None,
     choice: ModelChoice,
     settings: BenchSettings,

@@ -7,13 +7,7 @@ from functools import partial
 import click
 from rich.console import Console
 
-from specdemo.commands.shared import (
-    answer_options,
-    load_pair,
-    sectioned,
-    threads_option,
-    write_json,
-)
+from specdemo.commands.shared import answer_options, load_pair, sectioned, write_json
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
@@ -45,7 +39,6 @@ PRINTED_CONTROLS = "\n\t\u200d"  # control characters that an answer may print: 
 @click.argument("instruction", help="What to ask; - reads the standard input.")
 @click.option("--baseline", is_flag=True, help="Also decode autoregressively, and compare.")
 @click.option("--quiet", is_flag=True, help="Print the answer alone.")
-@threads_option
 @answer_options
 def run(
     instruction: str,

@@ -50,14 +50,6 @@ class SectionedCommand(click.Command):
 
 sectioned = functools.partial(click.command, cls=SectionedCommand)
 
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    metavar="N",
-    show_default="all",
-    help="Processor threads of an inference.",
-)
-
 
 def json_option(command: Command) -> Command:
     """Adds --json; passes `json_file`, None without it. Refuses a file that cannot be written."""
@@ -71,13 +63,20 @@ def json_option(command: Command) -> Command:
 
 
 def answer_options(command: Command, kind: type | None = None) -> Command:
-    """Adds --json, and the options of ModelChoice (`choice`) and of Settings or its subclass `kind`
-    (`settings`)."""
+    """Adds --threads, --json, and the options of ModelChoice (`choice`) and of Settings or its
+    subclass `kind` (`settings`)."""
     from specdemo.pairs.registry import ModelChoice
     from specdemo.runs.settings import Settings
 
     command = options_of(kind or Settings, "settings")(command)
-    return json_option(options_of(ModelChoice, "choice")(command))
+    command = json_option(options_of(ModelChoice, "choice")(command))
+    return click.option(
+        "--threads",
+        type=click.IntRange(1, 256),
+        metavar="N",
+        show_default="all",
+        help="Processor threads of an inference.",
+    )(command)
 
 
 def options_of(
