@@ -297,7 +297,9 @@ def test_requests_are_read_and_connections_closed_as_rfc_9112_says(address, sent
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_client_that_only_closes_its_writing_side_is_answered(serving, version):
+def test_a_client_that_only_closes_its_writing_side_is_answered(serving, monkeypatch, version):
+    monkeypatch.setattr(web_server, "PROBE_SECONDS", 0.05)
+
     async def slow(request):
         await asyncio.sleep(3 * web_server.PROBE_SECONDS)
         assert not await request.is_disconnected()
