@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
-from specdemo.host.threads import merged
+from specdemo.host.threads import Send, merged
 from specdemo.options import Whole, parse, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
@@ -189,7 +189,12 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         within one round."""
         stop = threading.Event()
         question = _question(self.tokenizer, prompt, options, stop=stop)
-        async with aclosing(merged({stop: lambda: _pieces(self.session.ask(question))})) as pieces:
+
+        def work(send: Send[str]) -> None:
+            for piece in _pieces(self.session.ask(question)):
+                send(piece)
+
+        async with aclosing(merged({stop: work})) as pieces:
             async for piece in pieces:
                 yield piece or ""
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -51,10 +52,16 @@ def answer(service: Service, question: Question) -> None:
 
 
 def race(service: Service, question: str, stop: Event | None = None) -> Iterator[dict]:
-    """The messages of a race, one by one."""
+    """The messages of a race, as they come from its thread."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
-    menu = ModelMenu(EMBEDDED, shared=False)
-    yield from map(json.loads, events.messages(events.race, service, menu, values, stop or Event()))
+    menu, messages = ModelMenu(EMBEDDED, shared=False), SimpleQueue()
+
+    def run() -> None:
+        events.run(events.race, service, menu, values, stop or Event(), messages.put)
+        messages.put("null")
+
+    Thread(target=run, daemon=True).start()
+    yield from iter(lambda: json.loads(messages.get()), None)
 
 
 # Limits

@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter
@@ -14,7 +14,8 @@ from specdemo.engine.constraint import yield_to_models
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
-Begin = Callable[[], Generator[Item]]
+Send = Callable[[Item], None]
+Work = Callable[[Send[Item]], object]
 
 PASSED_OVER = 4  # a request is next after so many turns of others
 
@@ -90,31 +91,29 @@ def in_background(work: Callable[[], Result]) -> Future[Result]:
 
 
 async def merged(
-    begins: Mapping[threading.Event, Begin[Item]], *, threads: int = 1, ping: float | None = None
+    works: Mapping[threading.Event, Work[Item]], *, threads: int = 1, ping: float | None = None
 ) -> AsyncGenerator[Item | None, None]:
-    """The items of several blocking generators in the order in which they come, from `threads`
-    threads; None after `ping` seconds without one. Raises the first error. At the end, and when it
-    is closed, the event of each generator is set, which must end that generator soon."""
-    loop, running = asyncio.get_running_loop(), len(begins)
-    waiting = iter(list(begins.values()))  # shared by the threads
-    arrived = asyncio.Queue[Item | BaseException | None]()  # None: a generator has ended
+    """The items that several blocking functions send, in the order in which they come, from
+    `threads` threads; None after `ping` seconds without one. Raises the first error. At the end,
+    and when it is closed, the event of each function is set, which must end it soon."""
+    loop, running = asyncio.get_running_loop(), len(works)
+    waiting = iter(list(works.values()))  # shared by the threads
+    arrived = asyncio.Queue[Item | BaseException | None]()  # None: a function has ended
 
-    def put(item: Item | BaseException | None) -> None:
+    def send(item: Item | BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop has closed, so nothing is read
             loop.call_soon_threadsafe(arrived.put_nowait, item)
 
-    def iterate() -> None:
-        for begin in waiting:
+    def run() -> None:
+        for work in waiting:
             try:
-                with closing(begin()) as items:
-                    for item in items:
-                        put(item)
-                put(None)
+                work(send)
+                send(None)
             except BaseException as error:
-                put(error)
+                send(error)
 
     for _ in range(min(threads, running)):
-        threading.Thread(target=iterate, name="specdemo-answer", daemon=True).start()
+        threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
     try:
         while running:
             try:
@@ -130,5 +129,5 @@ async def merged(
             else:
                 yield item
     finally:
-        for stop in begins:
+        for stop in works:
             stop.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.charts import as_data, by_prompt, wall_clock
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
+from specdemo.host.threads import Send
 from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
@@ -50,15 +50,15 @@ class Item(RacedPrompt):
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
-def measure(session: Session | LimitedSession, question: Question) -> Iterator[str]:
-    """Yields a message after each race of a benchmark with the settings of `question`, the last one
+def measure(session: Session | LimitedSession, question: Question, send: Send[str]) -> None:
+    """Send a message after each race of a benchmark with the settings of `question`, the last one
     with the whole report."""
     settings = question.settings
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
     items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
 
-    def told(phase: str, note: str) -> str:
-        return message(phase, note, **shown(report(session.info, settings, items)))
+    def send_report(phase: str, note: str) -> None:
+        send(message(phase, note, **shown(report(session.info, settings, items))))
 
     until = time.monotonic() + SECONDS
     for turn in range(TURNS):
@@ -66,15 +66,14 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
             break
         for number, item in enumerate(items):
             name = f"Turn {turn + 1}: {item.prompt.id}"
-            yield message("benchmark", name, done=number, total=len(items))
+            send(message("benchmark", name, done=number, total=len(items)))
             race = replace(question, prompt=item.prompt.instruction, baseline=True)
             trace = trace_of(session.ask(replace(race, settings=item.settings)))
             if trace.identical is None:
-                yield told("stopped", "Stopped.")
-                return
+                return send_report("stopped", "Stopped.")
             item.traces.append(trace)
-            yield told("benchmark", name)
-    yield told("done", "Finished.")
+            send_report("benchmark", name)
+    send_report("done", "Finished.")
 
 
 def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ several drafters, a saved run; and the endpoint /generate. The server keeps no r
 # No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from threading import Event
@@ -15,6 +15,7 @@ import gradio as gr
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
+from specdemo.host.threads import Send
 from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
@@ -70,34 +71,34 @@ def opened(text: str) -> str:
     return finished(from_json(text), "opened")
 
 
-Work = Callable[[LimitedSession, Question], Iterator[str]]
+Kind = Callable[[LimitedSession, Question, Send[str]], None]
 
 
-def messages(
-    work: Work,
+def run(
+    kind: Kind,
     service: Service,
     menu: ModelMenu,
     values: Mapping[str, Any],
     stop: Event,
-) -> Generator[str]:
-    """Yields what `work` yields for the inputs `values` once their pair is ready, and before that
-    the state of the pair, until `stop` is set. An error ends it with one sentence."""
+    send: Send[str],
+) -> None:
+    """Send the state of the pair that the inputs `values` name, then the messages of a run of this
+    kind (`race`, ...), until `stop` is set. An error ends it with one sentence."""
     try:
         settings, pair = settings_of(values), menu.resolve(models_of(values))
-        yield message("loading", "Starting")
+        send(message("loading", "Starting"))
         for state in service.states(pair, stop):
             if state.kind == "loading":
-                yield message("loading", f"{state.line}. Your question is answered next.")
+                send(message("loading", f"{state.line}. Your question is answered next."))
         with service.session(pair) as session:
-            yield message("loading", "Reading the question")
-            question = Question(str(values.get("question") or ""), settings, stop=stop)
-            yield from work(session, question)
+            send(message("loading", "Reading the question"))
+            kind(session, Question(str(values.get("question") or ""), settings, stop=stop), send)
     except Exception as error:
-        yield message("error", wording.error_sentence(error))
+        send(message("error", wording.error_sentence(error)))
 
 
-def race(session: LimitedSession, question: Question) -> Iterator[str]:
-    """Yields the messages of a race."""
+def race(session: LimitedSession, question: Question, send: Send[str]) -> None:
+    """Send the messages of a race."""
     enough_seconds, stop = session.limits.race_seconds, question.stop
     question = replace(question, baseline=True, repeat=enough_seconds)
     question = replace(question, measured=False, candidates=True)
@@ -107,7 +108,7 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
     for event in session.ask(question):
         if isinstance(event, Trace):
             if trace is None and not enough(event, enough_seconds):
-                yield message("again", AGAIN, **new, verdict=wording.verdict(event))
+                send(message("again", AGAIN, **new, verdict=wording.verdict(event)))
                 if stop:
                     stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event
@@ -121,31 +122,31 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
             new["baseline"].append(event)
             phase, note = "baseline", "Answering again, one token at a time"
         if time.monotonic() - sent >= session.update_seconds:
-            yield message(phase, note, **new)
+            send(message(phase, note, **new))
             new, sent = {"rounds": [], "baseline": []}, time.monotonic()
     assert trace is not None
-    yield finished(trace, *(("stopped", "Stopped.") if trace.identical is None else ("done",)))
+    ended = ("stopped", "Stopped.") if trace.identical is None else ("done",)
+    send(finished(trace, *ended))
 
 
-def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
-    """Yields, after each turn of all drafters on one question, the median run of each: `name`,
+def drafts(session: LimitedSession, question: Question, send: Send[str]) -> None:
+    """Send, after each turn of all drafters on one question, the median run of each: `name`,
     `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
     ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
     runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
     until, turn = time.monotonic() + DRAFTS_SECONDS, 0
     while turn < MOST_TURNS and (not turn or time.monotonic() < until):
         for way in ways:
-            yield message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}")
+            send(message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}"))
             settings = replace(question.settings, drafter=way)
             trace = trace_of(session.ask(replace(question, settings=settings)))
             if trace.finish_reason == "cancelled":
-                yield message("stopped", "Stopped.")
-                return
+                return send(message("stopped", "Stopped."))
             runs[way].append(trace)
         turn += 1
         ways.reverse()  # so that a drift of the machine's speed favours none
-        yield message("drafts", drafts=_drafts(runs))
-    yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
+        send(message("drafts", drafts=_drafts(runs)))
+    send(message("done", f"Measured: {turn} races of the drafts, the median of each is drawn."))
 
 
 def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:

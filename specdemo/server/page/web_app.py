@@ -23,7 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.threads import Begin, ShortestFirst, merged
+from specdemo.host.threads import ShortestFirst, Work, merged
 from specdemo.runs.trace import SOURCES, Trace, from_json
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
@@ -208,23 +208,23 @@ def _add_runs(router: APIRouter, service: Service, menu: ModelMenu) -> None:
     stops = WeakValueDictionary[str, Event]()  # of runs in progress, by tab
     readers, reading = anyio.CapacityLimiter(MAX_EVENTS), ShortestFirst(rest=1.0)
 
-    def add_stream(path: str, work: events.Work) -> None:
+    def add_stream(path: str, kind: events.Kind) -> None:
         @router.post(path)
         async def run(ask: Ask, request: Request) -> Response:
             visitor, stop = visitor_of(request, ask.visitor), Event()
-            begin = partial(events.messages, work, service, menu, ask.values, stop)
+            work = partial(events.run, kind, service, menu, ask.values, stop)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-            kind = "text/event-stream"
-            return StreamingResponse(lines(visitor, stop, begin), media_type=kind, headers=headers)
+            sent = lines(visitor, stop, work)
+            return StreamingResponse(sent, media_type="text/event-stream", headers=headers)
 
-    async def lines(visitor: Visitor, stop: Event, begin: Begin[str]) -> AsyncIterator[str]:
+    async def lines(visitor: Visitor, stop: Event, work: Work[str]) -> AsyncIterator[str]:
         stops.get(visitor.name, Event()).set()  # a tab's new run ends the one before
         stops[visitor.name] = stop
         try:
             # A refusal takes no thread. The visitor may leave, which ends the run.
             with service.request(visitor):
-                async with aclosing(merged({stop: begin})) as messages:
+                async with aclosing(merged({stop: work})) as messages:
                     async for text in messages:
                         yield f"data: {text}\n\n"
         except Busy as error:
