@@ -262,7 +262,8 @@ def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_the_same_tok
     unstopped = answered(session, PROMPTS[1], settings)
     for begin in range(8, 20, 3):
         stop = "".join(token.text for token in unstopped.tokens[begin : begin + 2])
-        trace = answered(session, PROMPTS[1], replace(settings, stop=(stop,)), baseline=True)
+        options = {"baseline": True, "stop": threading.Event()}
+        trace = answered(session, PROMPTS[1], replace(settings, stop=(stop,)), **options)
         assert trace.text == unstopped.text[: unstopped.text.index(stop)]
         assert trace.finish_reason == "stop" and trace.identical
         assert trace.token_ids == unstopped.token_ids[: len(trace.tokens)]
