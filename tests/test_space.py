@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 
 import pytest
 from conftest import python
@@ -27,7 +26,7 @@ from specdemo.host import hardware
 from specdemo.host.terminal import Meter, Progress, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
-from specdemo.server.page import events, layout
+from specdemo.server.page import events
 from specdemo.server.page.model_menu import AUTO, ModelMenu
 from specdemo.server.page.service import Service
 
@@ -203,8 +202,7 @@ def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     choice = ModelChoice("dolly-3b-int4")
     service = Service(choice, lambda pair, report: go.wait() and ToySession())
     service.start()
-    line = layout.RaceTab._loading(SimpleNamespace(_service=service))
-    seen = [line, service.states(choice)]
+    seen = [service.status_lines(), service.states(choice)]
     assert [next(states) for states in seen]
     service.close()
     assert list(seen[0]) == ["Not available. The server was stopped."]

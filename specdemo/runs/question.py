@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +48,7 @@ class Question:
     title: str = ""
     baseline: bool = False
     measured: bool = True
-    stop: threading.Event | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
     repeat: float = 0.0
     loading: Callable[[], bool] = lambda: False
     tools: Tools | None = None

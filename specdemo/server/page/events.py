@@ -99,18 +99,16 @@ def run(
 
 def race(session: LimitedSession, question: Question, send: Send[str]) -> None:
     """Send the messages of a race."""
-    enough_seconds, stop = session.limits.race_seconds, question.stop
-    question = replace(question, baseline=True, repeat=enough_seconds)
-    question = replace(question, measured=False, candidates=True)
+    seconds = session.limits.race_seconds
+    question = replace(question, baseline=True, repeat=seconds, measured=False, candidates=True)
     trace: Trace | None = None
     sent = 0.0
     new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
     for event in session.ask(question):
         if isinstance(event, Trace):
-            if trace is None and not enough(event, enough_seconds):
+            if trace is None and not enough(event, seconds):
                 send(message("again", AGAIN, **new, verdict=wording.verdict(event)))
-                if stop:
-                    stop.wait(session.update_seconds)  # until a browser here has drawn it
+                question.stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event
             continue
         if isinstance(event, Waiting):

@@ -1,9 +1,6 @@
 """The page: its tabs, theme and scripts, and the events of the race tab."""
 
-import html
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -81,12 +78,11 @@ def build(
         _html("header.html", "sd-header")
         with gr.Tabs(elem_id="sd-tabs"):
             with gr.Tab("Race", id="race"):
-                tab = RaceTab(service, menu, defaults, download)
+                _race_tab(blocks, service, menu, defaults, download)
             with gr.Tab("Benchmark", id="benchmark"):
                 _html("benchmark.html", "sd-benchmark", "mountBenchmark")
             with gr.Tab("How it works", id="how"):
                 _html("walk.html", "sd-walk", "mountWalk")
-        tab.connect(blocks)
         events.add_endpoint(service, menu)
     return blocks
 
@@ -105,142 +101,126 @@ def _called(name: str, *arguments: Any) -> str:
     return f"(...values) => {{ window.specdemo.page.then((page) => page.{name}({first}values)); }}"
 
 
-class RaceTab:
-    """The tab's components and its events. `inputs` are by name, in the order of NAMES."""
+def _race_tab(
+    blocks: gr.Blocks,
+    service: Service,
+    menu: ModelMenu,
+    defaults: dict[str, Any],
+    download: BackgroundDownload | None,
+) -> None:
+    """Adds the tab to the layout being built, and its events; the inputs start with `defaults`."""
+    with gr.Row(elem_id="sd-ask", equal_height=True):
+        looks = {"scale": 8, "max_lines": 8, "elem_id": "sd-question", "container": False}
+        question = gr.Textbox(label="Your question", value=defaults["question"], **looks)
+        narrow = {"scale": 1, "min_width": 110}
+        run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
+        stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
+    with gr.Row(elem_id="sd-examples"):
+        chip = gr.Button("JSON ✕", size="sm", scale=0, elem_id="sd-json")
+        examples = [gr.Button(text, size="sm", scale=0) for text in EXAMPLES]
+    line = '<p class="sd-models" role="status">${value}</p>'
+    status = gr.HTML("", elem_id="sd-models", html_template=line)
+    if download:
+        download.lay_out()
+    _html("status.html", "sd-state")
+    with gr.Accordion("Settings", open=False, elem_id="sd-settings"):
+        inputs = {"question": question, **_settings(menu, defaults)}
+    _html("race.html", "sd-view", "mountRace")
+    _add_texts()
 
-    def __init__(
-        self,
-        service: Service,
-        menu: ModelMenu,
-        defaults: dict[str, Any],
-        download: BackgroundDownload | None = None,
-    ):
-        """Adds the tab to the layout being built; the inputs start with `defaults`."""
-        self._service, self._menu, self._download = service, menu, download
-        self._defaults = defaults
-        with gr.Row(elem_id="sd-ask", equal_height=True):
-            looks = {"scale": 8, "max_lines": 8, "elem_id": "sd-question", "container": False}
-            question = gr.Textbox(label="Your question", value=defaults["question"], **looks)
-            narrow = {"scale": 1, "min_width": 110}
-            self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
-            self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
-        with gr.Row(elem_id="sd-examples"):
-            self._chip = gr.Button("JSON ✕", size="sm", scale=0, elem_id="sd-json")
-            self._examples = [gr.Button(text, size="sm", scale=0) for text in EXAMPLES]
-        self.inputs = {"question": question}
-        line = '<p class="sd-models" role="status">${value}</p>'
-        self._status = gr.HTML("", elem_id="sd-models", html_template=line)
-        if download:
-            download.lay_out()
-        _html("status.html", "sd-state")
-        with gr.Accordion("Settings", open=False, elem_id="sd-settings"):
-            self._add_settings()
-        self.inputs = {name: self.inputs[name] for name in model_menu.NAMES}
-        _html("race.html", "sd-view", "mountRace")
-        settled = gr.Button(visible="hidden", elem_id="sd-settled")
-        more = {"open": False, "elem_classes": "sd-more"}
-        with gr.Accordion("The answer as formatted text", **more) as opened:
-            formatted = gr.Markdown(latex_delimiters=[], elem_id="sd-formatted")
-        with gr.Accordion("Code for this run", **more):
-            programs = [
-                gr.Code(language="python", label="Python"),
-                gr.Code(language="shell", label="curl"),
-            ]
-        self._texts, self._shown = [formatted, *programs], [settled.click, opened.expand]
+    every, schema, pair = list(inputs.values()), inputs["json_schema"], inputs["pair"]
+    # The schema of an example goes when another question is typed; a visitor's own stays.
+    typed = f"{json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema"
+    question.input(None, schema, schema, js=f"(schema) => {typed}", **PRIVATE)
+    for example, (text, wanted) in zip(examples, EXAMPLES.items(), strict=True):
+        js = f"(schema) => [{json.dumps(text)}, {json.dumps(wanted)} || ({typed})]"
+        example.click(None, schema, [question, schema], js=js, **PRIVATE)
+    chip.click(None, None, schema, js="() => ''", **PRIVATE)
+    labels = {name: item.label for name, item in inputs.items()} | {"question": False}
+    known = [(name, label, defaults[name]) for name, label in labels.items()]
+    remember, ask = (_called(name, known) for name in ("settings", "ask"))
+    # "multiple": the default drops a change that comes while another one is handled.
+    changes = [component.change for component in every]
+    gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
+    gr.on([run.click, question.submit], None, every, None, js=ask, **PRIVATE)
+    stop.click(None, None, None, js=_called("stop"), **PRIVATE)
 
-    def _add_settings(self) -> None:
-        def put(kind: type, name: str, label: str, **options: Any) -> None:
-            info = model_menu.HELP[name]
-            options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
-            options["visible"] = name == "pair" or name not in self._menu.fixed
-            self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
-
-        def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
-            choices = choices or [*get_args(model_menu.KINDS[name])]
-            put(gr.Dropdown, name, label, choices=choices, **options)
-
-        with gr.Row():
-            info = "The target model and its draft. A pair that is not here yet is downloaded. "
-            info += "Tokens/s: without a draft, to half of its tokens accepted."
-            choose("pair", "Pair", self._menu.pairs(), scale=2, min_width=320, info=info)
-            choose("drafter", "Drafter", ["auto", "model", "lookup"])
-        with gr.Row():
-            most = LIMITS.new_tokens
-            put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
-            put(gr.Slider, "temperature", "Temperature", minimum=0, maximum=5, step=0.05)
-        with gr.Accordion("Expert", open=False, elem_id="sd-expert"):
-            with gr.Row():
-                lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
-                choose("draft_tokens", "Draft length", lengths)
-                put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
-                put(gr.Slider, "min_p", "Min-p", minimum=0, maximum=1, step=0.01)
-                put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
-                put(gr.Number, "seed", "Seed", precision=0, minimum=0)
-            with gr.Row():
-                for kind in ("Presence", "Frequency"):
-                    name = f"{kind.lower()}_penalty"
-                    put(gr.Slider, name, f"{kind} penalty", minimum=-2, maximum=2, step=0.1)
-                label = "Repetition penalty"
-                put(gr.Slider, "repetition_penalty", label, minimum=0.5, maximum=2, step=0.05)
-            with gr.Row():
-                choose("coupling", "Acceptance rule")
-                choose("numerics", "Numerics")
-                choose("kv_cache", "KV cache precision")
-                put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
-            with gr.Row():
-                put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
-                put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
-                choose("weight_format", "Weight format")
-            with gr.Row():
-                put(gr.Checkbox, "thinking", "Thinking")
-                put(gr.Textbox, "device", "Device", max_lines=1)
-                put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
-
-    def connect(self, blocks: gr.Blocks) -> None:
-        """Connects the events of the tab, and of opening the page."""
-        every, now = list(self.inputs.values()), {"queue": False, **PRIVATE}
-        question, schema = self.inputs["question"], self.inputs["json_schema"]
-        # The schema of an example goes when another question is typed; a visitor's own stays.
-        typed = f"{json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema"
-        question.input(None, schema, schema, js=f"(schema) => {typed}", **PRIVATE)
-        for example, (text, wanted) in zip(self._examples, EXAMPLES.items(), strict=True):
-            js = f"(schema) => [{json.dumps(text)}, {json.dumps(wanted)} || ({typed})]"
-            example.click(None, schema, [question, schema], js=js, **PRIVATE)
-        texts = "() => window.specdemo.page.then((page) => page.texts())"
-        gr.on(self._shown, None, None, self._texts, js=texts, **PRIVATE)
-        self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
-        labels = {name: item.label for name, item in self.inputs.items()} | {"question": False}
-        known = [(name, label, self._defaults[name]) for name, label in labels.items()]
-        remember, ask = (_called(name, known) for name in ("settings", "ask"))
-        # "multiple": the default drops a change that comes while another one is handled.
-        changes = [component.change for component in every]
-        gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        pressed = [self.run.click, question.submit]
-        gr.on(pressed, None, every, None, js=ask, **PRIVATE)
-        self.stop.click(None, None, None, js=_called("stop"), **PRIVATE)
-        linked = blocks.load(self._linked_inputs, None, every, **now)
-        linked.then(None, every, None, js=remember, **PRIVATE)  # a page without a link changes none
-        blocks.load(self._loading, None, self._status, concurrency_limit=None, **PRIVATE)
-        pairs = self.inputs["pair"]
-        blocks.load(lambda: gr.update(choices=self._menu.survey), None, pairs, **now)
-        if self._download:
-            self._download.connect(blocks, self._status, pairs)
-
-    def _linked_inputs(self, request: gr.Request) -> list[Any]:
-        """The question and the settings of a link."""
+    def linked_inputs(request: gr.Request) -> list[Any]:
+        """The inputs of a link. Without one nothing changes: something may be typed already."""
         query = dict(request.query_params)
-        if not set(model_menu.NAMES) & set(query):
-            return [gr.skip()] * len(model_menu.NAMES)
-        names = [name for _, name in self._menu.pairs()]
-        values = model_menu.from_link(query, names, self._defaults)
-        values |= {name: self._defaults[name] for name in self._menu.fixed}
-        return [values[name] for name in model_menu.NAMES]
+        if not inputs.keys() & query.keys():
+            return [gr.skip()] * len(inputs)
+        linked = menu.from_link(query, defaults)
+        return [linked[name] for name in inputs]
 
-    def _loading(self) -> Iterator[str]:
-        """Text for the line under the title, until the pair is ready or has failed."""
-        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
-        while shown is None or shown.kind == "loading":
-            if shown != self._service.state:
-                shown = self._service.state
-                yield html.escape(words[shown.kind] + shown.line)
-            time.sleep(0.2)
+    opened = blocks.load(linked_inputs, None, every, queue=False, **PRIVATE)
+    opened.then(None, every, None, js=remember, **PRIVATE)
+    blocks.load(service.status_lines, None, status, concurrency_limit=None, **PRIVATE)
+    blocks.load(lambda: gr.update(choices=menu.survey), None, pair, queue=False, **PRIVATE)
+    if download:
+        download.connect(blocks, status, pair)
+
+
+def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Adds the settings to the layout being built. Gives them by name, in the order of HELP."""
+    inputs = {}
+
+    def put(kind: type, name: str, label: str, **options: Any) -> None:
+        info = model_menu.HELP[name]
+        options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
+        options["visible"] = name == "pair" or name not in menu.fixed
+        inputs[name] = kind(label=label, value=defaults[name], **options)
+
+    def slide(name: str, label: str, minimum: float, maximum: float, step: float) -> None:
+        put(gr.Slider, name, label, minimum=minimum, maximum=maximum, step=step)
+
+    def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
+        choices = choices or [*get_args(model_menu.KINDS[name])]
+        put(gr.Dropdown, name, label, choices=choices, **options)
+
+    with gr.Row():
+        info = "The target model and its draft. A pair that is not here yet is downloaded. "
+        info += "Tokens/s: without a draft, to half of its tokens accepted."
+        choose("pair", "Pair", menu.pairs(), scale=2, min_width=320, info=info)
+        choose("drafter", "Drafter", ["auto", "model", "lookup"])
+    with gr.Row():
+        slide("max_new_tokens", "Maximum tokens", 1, LIMITS.new_tokens, 1)
+        slide("temperature", "Temperature", 0, 5, 0.05)
+    with gr.Accordion("Expert", open=False, elem_id="sd-expert"):
+        with gr.Row():
+            choose("draft_tokens", "Draft length", ["auto", *map(str, range(1, MAX_DRAFT + 1))])
+            slide("top_p", "Top-p", 0.01, 1, 0.01)
+            slide("min_p", "Min-p", 0, 1, 0.01)
+            put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
+            put(gr.Number, "seed", "Seed", precision=0, minimum=0)
+        with gr.Row():
+            slide("presence_penalty", "Presence penalty", -2, 2, 0.1)
+            slide("frequency_penalty", "Frequency penalty", -2, 2, 0.1)
+            slide("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+        with gr.Row():
+            choose("coupling", "Acceptance rule")
+            choose("numerics", "Numerics")
+            choose("kv_cache", "KV cache precision")
+            put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
+        with gr.Row():
+            put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
+            put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
+            choose("weight_format", "Weight format")
+        with gr.Row():
+            put(gr.Checkbox, "thinking", "Thinking")
+            put(gr.Textbox, "device", "Device", max_lines=1)
+            put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
+    return {name: inputs[name] for name in model_menu.HELP if name in inputs}
+
+
+def _add_texts() -> None:
+    """Adds the answer as formatted text, and the run as code, to the layout being built."""
+    settled = gr.Button(visible="hidden", elem_id="sd-settled")
+    more = {"open": False, "elem_classes": "sd-more"}
+    with gr.Accordion("The answer as formatted text", **more) as opened:
+        shown = [gr.Markdown(latex_delimiters=[], elem_id="sd-formatted")]
+    with gr.Accordion("Code for this run", **more):
+        shown += [gr.Code(language="python", label="Python")]
+        shown += [gr.Code(language="shell", label="curl")]
+    texts = "() => window.specdemo.page.then((page) => page.texts())"
+    gr.on([settled.click, opened.expand], None, None, shown, js=texts, **PRIVATE)

@@ -34,8 +34,6 @@ OFF_PAGE = ("logit_bias", "ignore_eos", "stop")
 
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OFF_PAGE)
 MODELS = tuple(field.name for field in fields(ModelChoice))
-NAMES = ("question", *SETTINGS, *MODELS)
-"""The inputs of a run, in the order in which the page passes them; also the names in a link."""
 
 HELP = {
     field.name: field.metadata["help"] for kind in (Settings, ModelChoice) for field in fields(kind)
@@ -58,24 +56,6 @@ def models_of(values: Mapping[str, Any]) -> ModelChoice:
         message = "Your own pair needs a target: a folder here or a Hub repository (owner/name)."
         raise BadInput(message, "model")
     return replace(chosen, pair="")
-
-
-def from_link(
-    query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The values that a link sets; a missing or invalid value keeps its default. Devices and a
-    visitor's own pair are not taken from a link: a click must not run models of a stranger."""
-    values = dict(defaults)
-    if "question" in query:
-        values["question"] = query["question"][:LONGEST_LINK_QUESTION]
-    if query.get("pair") in pairs and query["pair"] != OWN:
-        values["pair"] = query["pair"]
-    for name in {*SETTINGS, "kv_cache"} & set(query):
-        kind = Settings if name in SETTINGS else ModelChoice
-        with suppress(BadInput):
-            values[name] = getattr(parse(kind, {name: query[name]}), name)
-    values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
-    return values
 
 
 class ModelMenu:
@@ -110,6 +90,22 @@ class ModelMenu:
                 )
             _pair(chosen)
         return chosen
+
+    def from_link(self, query: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs, of which a link sets some; a missing or invalid value keeps its default.
+        Devices and a visitor's own pair are not taken from a link: a click must not run models of
+        a stranger."""
+        values = dict(defaults)
+        if "question" in query:
+            values["question"] = query["question"][:LONGEST_LINK_QUESTION]
+        if query.get("pair") in {name for _, name in self.pairs()} - {OWN}:
+            values["pair"] = query["pair"]
+        for name in {*SETTINGS, "kv_cache"} & query.keys() - {*self.fixed}:
+            kind = Settings if name in SETTINGS else ModelChoice
+            with suppress(BadInput):
+                values[name] = getattr(parse(kind, {name: query[name]}), name)
+        values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+        return values
 
     def fetch(self, chosen: ModelChoice, report: Report) -> bool:
         """Fetch missing files of the models. Returns whether there is memory to load the models

@@ -3,13 +3,14 @@ how many requests run at once."""
 
 from __future__ import annotations
 
+import html
 import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -85,9 +86,8 @@ class LimitedSession:
     def ask(self, question: Question) -> Generator[SessionEvent]:
         """As Session.ask. Raises BadInput over a limit, RequestFailed when it takes too long."""
         limits, settings = self.limits, question.settings
-        stop = question.stop or threading.Event()
         loading = lambda: self._service.state.kind == "loading"  # noqa: E731
-        question = replace(question, stop=stop, loading=loading)
+        question = replace(question, loading=loading)
         until, late = monotonic() + limits.seconds, False
         with Record(self._service.counters) as record:
             if not limits.fast_numerics:
@@ -110,7 +110,7 @@ class LimitedSession:
                     yield event
                     if monotonic() > until and not late:  # an event comes each second at least
                         late = True
-                        stop.set()
+                        question.stop.set()
 
 
 class Service(Host):
@@ -139,6 +139,15 @@ class Service(Host):
 
     def failure_line(self, error: Exception) -> str:
         return error_sentence(error)
+
+    def status_lines(self) -> Iterator[str]:
+        """Yields the line about the pair, as HTML, until it is ready or has failed."""
+        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
+        while shown is None or shown.kind == "loading":
+            if shown != self.state:
+                shown = self.state
+                yield html.escape(words[shown.kind] + shown.line)
+            sleep(0.2)
 
     @contextmanager
     def session(self, pair: ModelChoice) -> Iterator[LimitedSession]:
