@@ -95,7 +95,7 @@ def test_what_the_draft_model_says_becomes_the_targets_own_tokens(
         read = translation.read(ids[:end])
         if read is None or whole[: len(read)] != read:
             continue  # the draft model's boundary is not one of the target's
-        for count in range(12):
+        for count in (0, 1, 2, 3, 5, 8):
             drafted = whole[len(read) : len(read) + count]
             translated = translation.translate(drafted, whole_words)
             tokens = [token for token, _ in translated]
@@ -103,7 +103,7 @@ def test_what_the_draft_model_says_becomes_the_targets_own_tokens(
             assert "\ufffd" not in own.decode(tokens)
             same = tokens == ids[end : end + len(tokens)]
             right, wrong = right + same, wrong + (not same)
-    assert right > 300
+    assert right > 150
     assert not (wrong and whole_words)
 
 
