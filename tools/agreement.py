@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
-from specdemo.commands.shared import answer_options, load_pair, options_of, write_report
+from specdemo.commands.shared import json_option, load_pair, options_of, write_report
 from specdemo.engine.backends import numerics
 from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import ModelSettings, Run
@@ -69,7 +69,9 @@ class AgreementOptions(PromptOptions):
 
 @click.command()
 @options_of(AgreementOptions, "options", variables=False)
-@answer_options
+@json_option
+@options_of(ModelChoice, "choice")
+@options_of(Settings, "settings")
 def command(
     options: AgreementOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:

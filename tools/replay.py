@@ -27,13 +27,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
-from specdemo.commands.shared import (
-    answer_options,
-    check_output,
-    load_pair,
-    options_of,
-    write_report,
-)
+from specdemo.commands.shared import check_output, json_option, load_pair, options_of, write_report
 from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
 from specdemo.engine.drafts.draft_sources import DraftSource
@@ -414,7 +408,9 @@ class ReplayOptions(PromptOptions):
 
 @click.command()
 @options_of(ReplayOptions, "options", variables=False)
-@answer_options
+@json_option
+@options_of(ModelChoice, "choice")
+@options_of(Settings, "settings")
 def command(
     options: ReplayOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
