@@ -99,9 +99,9 @@ def with_run(trace: Trace, run: AnswerRun, *, baseline: bool) -> Trace:
 
 
 def baseline_token(round_: Round) -> BaselineToken:
-    [token] = round_.tokens
-    margin = round_.emitted.margin if round_.emitted else None
-    return BaselineToken(token.id, round_.shown_at, token.text, margin)
+    token = round_.emitted
+    assert token, "without drafts each round has one token, the target's"
+    return BaselineToken(token.id, round_.shown_at, token.text, token.margin)
 
 
 def repeated(

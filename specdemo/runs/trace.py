@@ -408,15 +408,14 @@ def summarize(trace: Trace) -> Summary:
     rounds, baseline, decoding = trace.rounds, trace.baseline, trace.decoding_rounds
     first, tokens = (rounds[0], len(trace.tokens)) if rounds else (None, 0)
     shown = baseline.tokens if baseline else ()
-    accepted = sum(r.accepted for r in rounds)
     return Summary(
         tokens=tokens,
         rounds=len(rounds),
         decoded=tokens - len(first.tokens) if first else 0,
         decode_rounds=len(decoding),
         drafted=sum(len(r.drafted) for r in rounds),
-        accepted=accepted,
-        examined=accepted + sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction"),
+        accepted=sum(r.accepted for r in rounds),
+        examined=sum(len(judged(r)) for r in rounds),
         time_to_first_token=first.shown_at if first else 0.0,
         decode_seconds=rounds[-1].shown_at - first.shown_at if first else 0.0,
         draft_seconds=sum(r.draft_seconds for r in rounds),

@@ -80,8 +80,8 @@ class ModelMenu:
         if not (chosen.pair or chosen.model):  # asked before the page has its inputs
             return self.first
         if chosen.pair and chosen.pair in (AUTO, self.first.pair):
-            draft = chosen.assistant_model or self.first.assistant_model
-            chosen = replace(chosen, pair=self.first.pair, assistant_model=draft)
+            first = self.first
+            chosen = replace(chosen, pair=first.pair, assistant_model=first.assistant_model)
         if chosen != self.first:
             if self.fixed:
                 raise BadInput(

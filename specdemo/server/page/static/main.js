@@ -211,4 +211,4 @@ export const ask = (inputs, present) => {
 
 export { stop } from "./common.js";
 
-Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]), values });
+Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]) });

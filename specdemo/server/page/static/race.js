@@ -99,7 +99,7 @@ export class RaceView {
       this.spec.add(round.shown_at, nodes, { ...round, row });
     }
     for (const { shown_at: time, text } of tokens) {
-      this.baseline.add(time, [make("span", "sd-ptok", text)]);
+      this.baseline.add(time, [make("span", "", text)]);
     }
   }
 
