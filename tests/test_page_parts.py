@@ -59,14 +59,6 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     assert "1.00 tokens and took as long as 2.00 tokens" in words["notes"][-1]
 
 
-def test_a_race_with_company_is_not_counted_and_says_why():
-    words = wording.verdict(changed(shared_with=3))
-    why = "3 other requests ran beside it"
-    assert (words["tone"], words["headline"]) == ("unclear", f"Not counted: {why}")
-    [only] = words["races"]
-    assert not only["counted"] and only["why"] == why
-
-
 def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both_tokens():
     shown = list(TRACE.baseline.tokens)
     shown[4] = dataclasses.replace(shown[4], id=99, text="other", margin=0.0125)
@@ -113,10 +105,14 @@ def test_an_answer_that_loops_is_named_and_not_green_and_a_cut_one_is_named(monk
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 9])
-def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds):
-    given = {"rounds": TRACE.rounds[:rounds], "baseline": None, "identical": None}
-    words = wording.verdict(dataclasses.replace(TRACE, finish_reason="cancelled", **given))
-    assert words["tone"] == "neutral" and words["sentence"] and "identity" not in words
+@pytest.mark.parametrize("during", ["answer", "baseline"])
+def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds, during):
+    given = {"rounds": TRACE.rounds[:rounds], "identical": None}
+    if during == "answer":
+        given |= {"baseline": None, "finish_reason": "cancelled"}
+    words = wording.verdict(dataclasses.replace(TRACE, **given))
+    assert (words["tone"], words["headline"]) == ("neutral", "Stopped")
+    assert words["sentence"] and "identity" not in words
 
 
 def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_both():

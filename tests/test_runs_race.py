@@ -175,11 +175,13 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
     for watched, other, why in (
         (replace(TRACE, compiling=True), at_pace(TRACE, 0.1, 0.9, shared_with=1), COMPILING),
         (replace(TRACE, baseline=baseline), starved_race, taken),
+        (replace(TRACE, shared_with=3), starved_race, "3 other requests ran beside it"),
     ):
         trace = race.on_show([watched, other])
         assert trace.watched and not trace.verdict.races and not race.enough(trace)
         words = wording.verdict(trace)
         assert words["tone"] == "unclear" and words["headline"] == f"Not counted: {why}"
+        assert words["races"][0]["why"] == why and not words["races"][0]["counted"]
     trace = race.on_show([TRACE, starved_race, at_pace(TRACE, 0.1, 0.15, share=0.81)])
     assert trace.speedup == pytest.approx(1.5) and trace.verdict.races == 1
     note = "1 race not counted: other programs take half of this machine."
