@@ -143,7 +143,7 @@ VALUES = st.sampled_from(["abc", "opened", 0, True, [], ["hi"] * 9, {"path": "/e
 GUARD = PageGuard()
 functions = {number: Mock(inputs=[Mock(skip_api=False)] * number) for number in range(3)}
 functions[9] = Mock(inputs=[Mock(skip_api=False)] * 9, api_name="generate")
-GUARD.attach(Mock(fns=functions))
+GUARD.blocks = Mock(fns=functions)
 
 
 @fuzz(

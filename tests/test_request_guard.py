@@ -561,7 +561,7 @@ def test_a_wrong_call_is_refused_in_a_sentence(page, capfd, path, body, status):
 def test_gradio_gets_the_fields_that_were_checked_and_no_others(application):
     (app, guard), _ = application
     functions = app.routes[-1].app.get_blocks().fns
-    number = next(number for number, one in functions.items() if one.api_name == "_loading")
+    number = next(number for number, one in functions.items() if one.api_name == "status_lines")
     event = {**EVENT, "fn_index": number, "trigger_id": None}
     sent = {**event, "event_data": FILE, "oauth_token": "x", "batched": True}
     scope = {"method": "POST", "path": "/gradio_api/queue/join", "headers": []}

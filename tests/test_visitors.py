@@ -380,7 +380,7 @@ def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served,
     names = "no draft", "n-gram lookup", "draft model", "whichever pays"
     assert tuple(one["name"] for one in told["drafts"]) == names
     for one in told["drafts"]:
-        assert len(one["runs"]) == events.MOST_TURNS
+        assert len(one["runs"]) == events.MAX_TURNS
         assert len(one["times"]) == len(one["tokens"]) and one["tokens"][-1] == 14
     undrafted, _, model, _ = told["drafts"]
     assert undrafted["speedup"] == 1.0 and undrafted["tokens"] == list(range(1, 15))

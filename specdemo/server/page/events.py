@@ -42,7 +42,7 @@ DRAFTERS: dict[Drafter, str] = {
     "auto": "whichever pays",
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
-DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
+DRAFTS_SECONDS, MAX_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
 
 
 def message(phase: str, note: str = "", **extra: Any) -> str:
@@ -133,7 +133,7 @@ def drafts(session: LimitedSession, question: Question, send: Send[str]) -> None
     ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
     runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
     until, turn = time.monotonic() + DRAFTS_SECONDS, 0
-    while turn < MOST_TURNS and (not turn or time.monotonic() < until):
+    while turn < MAX_TURNS and (not turn or time.monotonic() < until):
         for way in ways:
             send(message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}"))
             settings = replace(question.settings, drafter=way)

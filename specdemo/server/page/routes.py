@@ -128,29 +128,28 @@ HEADERS = (
 as it would from an X-Forwarded-Host that is none of the server's names."""
 
 
+PARTS = {"path": r"(?!.*\.\.)[\w./-]+", "file": r"[\w-]{1,40}(\.min)?\.\w{2,4}"}
+
+
+def pattern_of(route: str) -> re.Pattern[str]:
+    part = r"\\{(\w+)\\}", lambda name: PARTS.get(name[1], r"[\w-]{1,64}")
+    return re.compile(re.sub(*part, re.escape(route)), re.ASCII)
+
+
 class PageGuard(RequestGuard):
     """The RequestGuard of the page: answers READS and CALLS. Figures need the key."""
 
     endless = ("/gradio_api/heartbeat/",)
     max_of_network = 256
-
-    def attach(self, blocks: gradio.Blocks) -> None:
-        """Sets the page."""
-        self._blocks = blocks
-        parts = {"path": r"(?!.*\.\.)[\w./-]+", "file": r"[\w-]{1,40}(\.min)?\.\w{2,4}"}
-
-        def pattern(route: str) -> re.Pattern[str]:
-            part = r"\\{(\w+)\\}", lambda name: parts.get(name[1], r"[\w-]{1,64}")
-            return re.compile(re.sub(*part, re.escape(route)), re.ASCII)
-
-        self._reads = [pattern(route) for route in READS]
+    reads = [pattern_of(route) for route in READS]
+    blocks: gradio.Blocks  # set by `page_app`
 
     def needs_key(self, path: str) -> bool:
         return path == "/metrics"
 
     def largest_body(self, scope: Scope) -> int:
         method, path = scope["method"], scope["path"]
-        if method in ("GET", "HEAD") and any(read.fullmatch(path) for read in self._reads):
+        if method in ("GET", "HEAD") and any(read.fullmatch(path) for read in self.reads):
             self._require_event(path, scope["query_string"].decode("latin-1"))
             return 0
         if method == "POST" and path in CALLS:
@@ -159,7 +158,7 @@ class PageGuard(RequestGuard):
 
     def _require_event(self, path: str, query: str) -> None:
         """Raises HTTPException for the results of a call unknown to Gradio, which fails on it."""
-        queue, known = self._blocks._queue, True
+        queue, known = self.blocks._queue, True
         if path == "/gradio_api/queue/data":
             session = parse_qs(query).get("session_hash", [""])[0]
             known = session in queue.pending_messages_per_session
@@ -191,7 +190,7 @@ class PageGuard(RequestGuard):
         return call.model_dump_json(exclude_unset=True).encode()
 
     def _require_inputs(self, call: GradioEvent | PositionalCall) -> None:
-        functions = self._blocks.fns
+        functions = self.blocks.fns
         if isinstance(call, GradioEvent):
             function = functions.get(call.fn_index)
         else:

@@ -135,8 +135,8 @@ def page_app(
     service: Service,
     menu: ModelMenu,
     guard: PageGuard,
-    max_new_tokens: int = 100,
-    download: BackgroundDownload | None = None,
+    max_new_tokens: int,
+    download: BackgroundDownload | None,
 ) -> FastAPI:
     """The page with its endpoint; `max_new_tokens` is the first value of that setting. With a key,
     /metrics and the figures of /health need it."""
@@ -147,7 +147,7 @@ def page_app(
         return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
 
     blocks, router = build(service, menu, max_new_tokens, download), APIRouter()
-    guard.attach(blocks)
+    guard.blocks = blocks
     _add_runs(router, service, menu)
     app = application(service, guard, router)
     _add_files(app)

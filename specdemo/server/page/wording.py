@@ -146,8 +146,8 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     if not sizes or 1 not in costs:
         return None
     tokens = sizes[len(sizes) // 2]
-    one, several, figures = costs[1], costs[tokens], summarize(trace)
-    ratio, low, high = (each / one.seconds for each in (several.seconds, several.low, several.high))
+    step, several, figures = costs[1].seconds, costs[tokens], summarize(trace)
+    ratio, low, high = (each / step for each in (several.seconds, several.low, several.high))
     comparable = ratio >= 1 - DISAGREEING  # reading more tokens cannot take less time
     length = f"{ratio:.1f} times as long" if ratio >= 1.05 else "as long"
     spread = _count(several.rounds, "such step")

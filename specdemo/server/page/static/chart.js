@@ -82,7 +82,7 @@ const curve = (name, { x, y }, look, hover) => ({
   ...(hover ? { text: x.map(hover), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
 });
 
-const MOST_ROOM = 1.3;   // for repeats that took longer than the race on show
+const MAX_ROOM = 1.3;   // for repeats that took longer than the race on show
 
 /* The wall-clock chart: both runs of the race on show, the other counted races as thin lines, and
    further curves to lay over it: [{ name, x, y }]. */
@@ -104,7 +104,7 @@ export const raceFigure = (run, overlays) => {
   const last = (curves) => Math.max(...curves.filter(Boolean).map(({ x }) => x.at(-1) ?? 0));
   const ends = last([spec, base, ...overlays]);
   const slowest = last([spec, ...repeated.flatMap((one) => [one.spec, one.base])]);
-  const span = Math.max(ends, Math.min(slowest, MOST_ROOM * ends)), layout = {
+  const span = Math.max(ends, Math.min(slowest, MAX_ROOM * ends)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
     yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
     height: 225 + 20 * overlays.length, hovermode: "x", ...gap(spec, base, span),

@@ -4,7 +4,7 @@ import { asset, button, failure, isRunning, keepJson, make, openRun, page, perce
 import { drawPicture, mountWalk as mountStations } from "./player.js";
 import { RaceView } from "./race.js";
 
-const MOST_VISITS = 12, specdemo = window.specdemo;
+const MAX_VISITS = 12, specdemo = window.specdemo;
 let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [];
 
 /* A run that is opened never takes the place of one that is under way. */
@@ -81,7 +81,7 @@ const addRun = (message) => {
   lay.ariaLabel = `${lay.title}: ${title}`;
   const open = () => receive({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
   visits.append(make("li", "", button(`${name}: ${result}`, open, { title }), lay));
-  if (visits.children.length > MOST_VISITS) visits.firstChild.remove();
+  if (visits.children.length > MAX_VISITS) visits.firstChild.remove();
 };
 
 /* Shows a run before the first question: the run of the link; else the first recorded one, unless the

@@ -7,7 +7,7 @@ import { Player } from "./player.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
-const MOST_ROWS = 400;
+const MAX_ROWS = 400;
 const CARD = [".sd-asked", ".sd-headline", ".sd-reading", ".sd-sentence", ".sd-origin"];   // of a picture
 
 export class RaceView {
@@ -146,7 +146,7 @@ export class RaceView {
     say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
       + `is not included${reused ? `; ${reused} of its ${prompt} tokens were in the cache` : ""}.`);
     // Not earlier: during a race, drawing the rows would take time from it.
-    this.strip.append(...spec.events.slice(0, MOST_ROWS).map((one) => one.row));
+    this.strip.append(...spec.events.slice(0, MAX_ROWS).map((one) => one.row));
     drawEngineering(this.find, trace, curve);
     this.motion.jump(Infinity);
     this.drawChart();
