@@ -28,9 +28,6 @@ from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 pytestmark = pytest.mark.slow
 
 CPU = ModelSettings("torch:cpu", (("dtype", "float32"),))
@@ -51,6 +48,9 @@ def sizes_of(kind: str) -> dict:
 
 
 def saved(folder, kind: str, **more: object) -> Checkpoint:
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -98,6 +98,9 @@ def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
 
 def expected_logits(folder, text: list[int]) -> np.ndarray:
     """What transformers computes for a text, float32 [tokens, vocabulary]."""
+    import torch
+    import transformers
+
     module = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.inference_mode():
         return module(torch.tensor([text])).logits[0].numpy()
