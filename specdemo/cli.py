@@ -20,37 +20,30 @@ FAILURE, INTERRUPTED = 1, 130
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
 
 COMMANDS = {
-    "pairs": "List the pairs: sizes, what fits, what is here.",
-    "fetch": "Get a pair ready: download, check, convert.",
-    "run": "Answer an instruction, tokens coloured by origin.",
-    "page": "Serve the page on this machine, or on a Space.",
-    "bench": "Measure prompts with and without speculative decoding.",
-    "audit": "Test that speculative decoding is lossless.",
-    "load": "Measure a server under load.",
-    "export": "Make OpenVINO IR of a PyTorch checkpoint or a GGUF file.",
-    "train-draft": "Train a draft head for a target model.",
-    "serve": "Serve an OpenAI-compatible API, with replicas.",
-    "machine": "Show what was measured of models on this machine.",
-    "tune": "Race a pair's drafts here, and keep the fastest.",
+    "pairs": ("pairs", "List the pairs: sizes, what fits, what is here."),
+    "fetch": ("pairs", "Get a pair ready: download, check, convert."),
+    "run": ("run", "Answer an instruction, tokens coloured by origin."),
+    "page": ("page", "Serve the page on this machine, or on a Space."),
+    "bench": ("bench", "Measure prompts with and without speculative decoding."),
+    "audit": ("audit", "Test that speculative decoding is lossless."),
+    "load": ("bench", "Measure a server under load."),
+    "export": ("pairs", "Make OpenVINO IR of a PyTorch checkpoint or a GGUF file."),
+    "train-draft": ("drafts", "Train a draft head for a target model."),
+    "serve": ("serve", "Serve an OpenAI-compatible API, with replicas."),
+    "machine": ("pairs", "Show what was measured of models on this machine."),
+    "tune": ("drafts", "Race a pair's drafts here, and keep the fastest."),
 }
-"""The help of each command. A command NAME is a function of commands/NAME.py, or of FILES[NAME]."""
-FILES = {
-    "fetch": "pairs",
-    "export": "pairs",
-    "machine": "pairs",
-    "load": "bench",
-    "tune": "drafts",
-    "train-draft": "drafts",
-}
+"""The file in commands/ of the function of each command, and its help."""
 
 
 class _LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"specdemo.commands.{FILES.get(name, name)}")
+        file, help = COMMANDS[name]
+        module = importlib.import_module(f"specdemo.commands.{file}")
         command: click.Command = getattr(module, name.replace("-", "_"))
-        command.help = command.help or COMMANDS[name]
+        command.help = command.help or help
         return command
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -59,7 +52,7 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
 
 
 @click.group(
