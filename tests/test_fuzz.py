@@ -29,17 +29,7 @@ from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json
-from specdemo.server.page import routes
-from specdemo.server.page.model_menu import (
-    AUTO,
-    LONGEST_LINK_QUESTION,
-    MODELS,
-    OWN,
-    SETTINGS,
-    ModelMenu,
-    models_of,
-    settings_of,
-)
+from specdemo.server.page import model_menu, routes
 from specdemo.server.page.routes import PageGuard
 from specdemo.text.templates import Message, chat_template
 
@@ -118,21 +108,23 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
     parses_or_says(upload)
 
 
+MENU = model_menu.ModelMenu(ModelChoice("embedded"), shared=False)
+
+
 @fuzz(
     st.dictionaries(
-        st.sampled_from(["question", *SETTINGS, *MODELS]) | st.text(max_size=8),
-        st.text(max_size=40) | st.floats().map(str) | st.sampled_from([OWN, AUTO, "dolly-3b", "7"]),
+        st.sampled_from(["question", *model_menu.HELP]) | st.text(max_size=8),
+        st.text(max_size=40) | st.floats().map(str) | st.sampled_from(["own", "auto", "dolly-3b"]),
         max_size=8,
     )
 )
 def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(query):
     usual = dataclasses.asdict(Settings())
-    defaults = {"question": "", **usual, **dataclasses.asdict(ModelChoice("embedded"))}
-    values = ModelMenu(ModelChoice("embedded"), shared=False).from_link(query, defaults)
-    assert len(values["question"]) <= LONGEST_LINK_QUESTION
-    chosen = dataclasses.asdict(settings_of(values))
+    values = MENU.from_link(query, {"question": "", **usual, **MENU.defaults})
+    assert len(values["question"]) <= model_menu.LONGEST_LINK_QUESTION
+    chosen = dataclasses.asdict(model_menu.settings_of(values))
     assert {name for name in usual if chosen[name] != usual[name]} <= query.keys()
-    models = models_of(values)
+    models = model_menu.models_of(values)
     assert models.pair in ("embedded", "dolly-3b") and not models.model
     assert (models.device, models.draft_device) == ("CPU", "CPU")
 
