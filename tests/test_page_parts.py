@@ -84,7 +84,8 @@ FOX = [5, 6, 7, 8] * 12
         (FOX, True),
         ([1, 2, 3, *FOX[:30]], True),
         (list(range(40)), False),
-        (list(range(20)) * 2, False),
+        (list(range(24)) * 2, False),
+        (list(range(25)) * 2, True),
         (list(range(20)) * 3, True),
         (list(range(200)) * 2, True),
         ([token for time in range(4) for token in (*range(20), 100 + time)], True),
@@ -311,7 +312,8 @@ def test_recorded_races_are_small_identical_and_say_where_they_come_from():
     names = [wording.recorded_name(trace) for trace in assets.races.values()]
     assert "Qwen2.5-Coder-1.5B: Why is the sky blue? Answer in three sentences." in names
     for file, trace in assets.races.items():
-        assert trace.identical and trace.machine and trace.created, file
+        assert trace.identical and trace.machine in (origin := wording.origin(trace, "")), file
+        assert trace.created[:10] in origin, file
         assert (RECORDED / file).stat().st_size < 50_000, file
 
 

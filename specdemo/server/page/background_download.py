@@ -32,8 +32,8 @@ STATES = {
 
 
 class BackgroundDownload:
-    """Fetches the pair `menu.later`, which there is, and changes to it; `error` is the reason of
-    "failed"."""
+    """Fetches the pair `menu.later`, which must not be None, and changes to it. `error` says why
+    the state is "failed"."""
 
     def __init__(self, service: Service, menu: ModelMenu):
         self._service, self._menu = service, menu

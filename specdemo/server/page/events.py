@@ -42,7 +42,7 @@ DRAFTERS: dict[Drafter, str] = {
     "auto": "whichever pays",
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
-DRAFTS_SECONDS, MAX_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
+DRAFTS_SECONDS, MAX_TURNS = 12.0, 5  # no turn of all drafters begins after these
 
 
 def message(phase: str, note: str = "", **extra: Any) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from specdemo.runs.session import Session
 
 UPDATE_SECONDS = 0.3, 0.5
-"""Between two messages to a browser, which each take 20 ms of processor time from the models: for a
-visitor alone, and for each of several."""
+"""Seconds between two messages to a browser, for a single visitor and for each of several. A
+message takes 20 ms of processor time from the models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,7 @@ class LimitedSession:
     def ask(self, question: Question) -> Generator[SessionEvent]:
         """As Session.ask. Raises BadInput over a limit, RequestFailed when it takes too long."""
         limits, settings = self.limits, question.settings
-        loading = lambda: self._service.state.kind == "loading"  # noqa: E731
-        question = replace(question, loading=loading)
+        question = replace(question, loading=lambda: self._service.state.kind == "loading")
         until, late = monotonic() + limits.seconds, False
         with Record(self._service.counters) as record:
             if not limits.fast_numerics:

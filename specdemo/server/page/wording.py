@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DISAGREEING = 0.1  # of the measured figure; so far from it nothing is shown as a prediction
-READING_SHARE = 0.1  # of a run's time; with more, its time from the question on is told too
+DISAGREEING = 0.1  # share of the measured figure; predictions that differ more are not shown
+READING_SHARE = 0.1  # of a run's time; above it, the time from the question on is shown too
 LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
 """Tokens. Of 17 answers those that looped had 28 or more such tokens, all others at most 7."""
 LOOP = "This answer repeats itself, so guessing is easy."
