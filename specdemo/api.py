@@ -159,14 +159,12 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         prompt, stop = as_lists(prompt), threading.Event()
         if not is_batch(prompt):
             if n is None:
-                return trace_of(self.session.ask(_question(self.tokenizer, prompt, options)))
+                return trace_of(self.session.ask(self._question(prompt, options)))
             prompt = [prompt]  # type: ignore[assignment]
         if n is not None and not (type(n) is int and 1 <= n <= MAX_ANSWERS):
             raise unusable("n", n, f"it must be from 1 to {MAX_ANSWERS}")
         questions = [
-            _question(
-                self.tokenizer, item, options, f"Prompt {number} of the list", repeated, stop=stop
-            )
+            self._question(item, options, f"Prompt {number} of the list", repeated, stop=stop)
             for number, item in enumerate(prompt)
             for repeated in range(n or 1)
         ]
@@ -180,7 +178,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        return _pieces(self.session.ask(_question(self.tokenizer, prompt, options)))
+        return _pieces(self.session.ask(self._question(prompt, options)))
 
     async def astream(
         self, prompt: PromptLike, **options: Unpack[Options]
@@ -188,7 +186,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
         within one round."""
         stop = threading.Event()
-        question = _question(self.tokenizer, prompt, options, stop=stop)
+        question = self._question(prompt, options, stop=stop)
 
         def work(send: Send[str]) -> None:
             for piece in _pieces(self.session.ask(question)):
@@ -204,8 +202,64 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """Answers, then decodes autoregressively too: the answer has `identical`, `speedup` and a
         `verdict`. The first race waits until all is compiled. One race decides nothing: it is
         repeated until enough count, and decode for `repeat` seconds, or until that takes long."""
-        question = _question(self.tokenizer, prompt, options, baseline=True, repeat=repeat)
+        question = self._question(prompt, options, baseline=True, repeat=repeat)
         return trace_of(self.session.ask(question))
+
+    def _question(
+        self,
+        prompt: object,
+        options: Options,
+        name: str = "The prompt",
+        repeated: int = 0,
+        **fields: Any,
+    ) -> Question:
+        """The question of a prompt, with the seed that is `repeated` after the first one."""
+        loaded = self.session.loaded
+        prompt, settings = as_lists(prompt), dict[str, Any](options)
+        if is_batch(prompt):
+            raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
+        others = {name: settings.pop(name) for name in Extras.model_fields if name in settings}
+        try:
+            extras = Extras.model_validate(others)
+        except ValidationError as error:
+            raise wrong_parameter(error.errors(), others) from None
+        if "num_assistant_tokens" in settings:
+            settings["draft_tokens"] = settings.pop("num_assistant_tokens")
+        if (sampled := settings.pop("do_sample", None)) is not None:
+            settings["temperature"] = settings.get("temperature", 1.0) if sampled else 0.0
+        if (schema := settings.get("json_schema")) is not None:
+            if hasattr(schema, "model_json_schema"):
+                schema = schema.model_json_schema()
+            try:
+                settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
+            except (TypeError, ValueError, RecursionError) as error:
+                expected = f"it must be a JSON Schema ({error})"
+                raise unusable("json_schema", schema, expected) from None
+        for option, value in settings.items():
+            if isinstance(value, str) and option in NUMBERS:
+                raise unusable(option, value, "it must be a number")
+        parsed = parse(Settings, settings)
+        content, title = read_prompt(prompt, name, extras.continue_final_message), ""
+        items = [Message("user", content)] if isinstance(content, str) else content
+        turns = [item for item in items if isinstance(item, Message)]
+        continues = extras.continue_final_message or not turns
+        tools = callable_tools(extras.tools, extras.tool_choice)
+        if turns and (tools or continues):
+            title = turns[-1].content
+            listed = [tool.model_dump(exclude_none=True) for tool in extras.tools if tools]
+            content = self.tokenizer.apply_chat_template(
+                turns, tools=listed, continue_final_message=continues
+            )
+        return Question(
+            content,
+            replace(parsed, seed=(parsed.seed + repeated) % 2**63),
+            title,
+            continues=continues,
+            tools=tools and loaded.template.written(tools),
+            logprobs=extras.logprobs,
+            prediction=tuple(loaded.tokenizer.encode_beginning(extras.prediction)),
+            **fields,
+        )
 
     def __repr__(self) -> str:
         info = self.session.info
@@ -217,63 +271,6 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _question(
-    tokenizer: ChatTokenizer,
-    prompt: object,
-    options: Options,
-    name: str = "The prompt",
-    repeated: int = 0,
-    **fields: Any,
-) -> Question:
-    """The question of a prompt, with the seed that is `repeated` after the first one."""
-    prompt, settings = as_lists(prompt), dict[str, Any](options)
-    if is_batch(prompt):
-        raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
-    others = {name: settings.pop(name) for name in Extras.model_fields if name in settings}
-    try:
-        extras = Extras.model_validate(others)
-    except ValidationError as error:
-        raise wrong_parameter(error.errors(), others) from None
-    if "num_assistant_tokens" in settings:
-        settings["draft_tokens"] = settings.pop("num_assistant_tokens")
-    if (sampled := settings.pop("do_sample", None)) is not None:
-        settings["temperature"] = settings.get("temperature", 1.0) if sampled else 0.0
-    if (schema := settings.get("json_schema")) is not None:
-        if hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
-        try:
-            settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
-        except (TypeError, ValueError, RecursionError) as error:
-            expected = f"it must be a JSON Schema ({error})"
-            raise unusable("json_schema", schema, expected) from None
-    for option, value in settings.items():
-        if isinstance(value, str) and option in NUMBERS:
-            raise unusable(option, value, "it must be a number")
-    parsed = parse(Settings, settings)
-    content, title = read_prompt(prompt, name, extras.continue_final_message), ""
-    items = [Message("user", content)] if isinstance(content, str) else content
-    turns = [item for item in items if isinstance(item, Message)]
-    continues = extras.continue_final_message or not turns
-    tools = callable_tools(extras.tools, extras.tool_choice)
-    if turns and (tools or continues):
-        title = turns[-1].content
-        content = tokenizer.apply_chat_template(
-            turns,
-            tools=[tool.model_dump(exclude_none=True) for tool in extras.tools if tools],
-            continue_final_message=continues,
-        )
-    return Question(
-        content,
-        replace(parsed, seed=(parsed.seed + repeated) % 2**63),
-        title,
-        continues=continues,
-        tools=tools and tokenizer._template.written(tools),
-        logprobs=extras.logprobs,
-        prediction=tuple(tokenizer._tokenizer.encode_beginning(extras.prediction)),
-        **fields,
-    )
 
 
 def _pieces(events: Iterator[SessionEvent]) -> Generator[str, None, None]:

@@ -352,6 +352,8 @@ def test_unusable_options_are_named(toy):
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
             Pipeline(toy).generate("hello", **options)
+    with pytest.raises(BadInput, match="A user message is empty"):
+        Pipeline(toy).generate(" ", tools=TOOLS)
     with pytest.raises(BadInput, match="'emb' is not a pair"):
         specdemo.load("emb")
     with pytest.raises(BadInput, match=r"'folder/x.gguf' names no pair; .* model="):
