@@ -312,8 +312,8 @@ def test_recorded_races_are_small_identical_and_say_where_they_come_from():
     names = [wording.recorded_name(trace) for trace in assets.races.values()]
     assert "Qwen2.5-Coder-1.5B: Why is the sky blue? Answer in three sentences." in names
     for file, trace in assets.races.items():
-        assert trace.identical and trace.machine in (origin := wording.origin(trace, "")), file
-        assert trace.created[:10] in origin, file
+        origin = f" on {trace.machine}, {trace.created[:10]}. "
+        assert trace.identical and origin in wording.origin(trace, "Recorded"), file
         assert (RECORDED / file).stat().st_size < 50_000, file
 
 
