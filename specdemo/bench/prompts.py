@@ -14,6 +14,7 @@ from specdemo.options import CONFIG, SPLIT, Whole, option, wrong_parameter
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 WARM_UP = "Name three things that people take to the seaside."  # before anything is timed
 Text = Annotated[str, Field(pattern=r"\S", coerce_numbers_to_str=True)]
+PeerName = Literal["openvino-genai", "llama-cpp", "transformers", "optimum-intel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,7 @@ class PromptOptions:
     limit: Annotated[Whole, Field(ge=1)] | None = option(
         None, "run only N prompts, spread evenly over the tasks"
     )
-    peers: (
-        Annotated[
-            tuple[Literal["openvino-genai", "llama-cpp", "transformers", "optimum-intel"], ...],
-            SPLIT,
-        ]
-        | None
-    ) = option(
+    peers: Annotated[tuple[PeerName, ...], SPLIT] | None = option(
         None,
         "also run openvino-genai, llama-cpp, transformers or optimum-intel",
         metavar="NAME[,NAME]",
