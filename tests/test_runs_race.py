@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from math import exp, log
 
@@ -245,10 +245,8 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_its_repeats(
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
     pair = ModelChoice("embedded")
     service = Service(pair, lambda pair, report: toy)
-    service.start()
     stop, menu, sent = threading.Event(), ModelMenu(pair, shared=False), []
-    settings = asdict(Settings(drafter="model", draft_tokens=1))
-    values = {**menu.defaults, **settings, "question": "a b c"}
+    values = {"pair": "embedded", "drafter": "model", "draft_tokens": 1, "question": "a b c"}
 
     def send(text: str) -> None:
         sent.append(json.loads(text))
