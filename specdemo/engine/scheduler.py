@@ -54,8 +54,8 @@ class Activity:
 @dataclass(eq=False, slots=True)
 class Handle:
     """A submitted request. After its `events`, `result` is what `work` returned, or `stopped` is
-    True. `max_others` is the most other requests that were active with it; `compiling` tells
-    whether a step of background work delayed it.
+    True. `left`: nobody reads its events any more. `max_others` is the most other requests that
+    were active with it; `compiling` tells whether a step of background work delayed it.
 
     `work` yields events, Forwards, each for one of `models`, and Futures. A Forward is `pending`
     until its Reply; a Future is `awaited` while other requests go on. `blocks` are the most that it
@@ -76,6 +76,7 @@ class Handle:
     compiling: bool = False
     admitted_at: float = 0.0
     error: BaseException | None = None
+    left: bool = False
     stopped: bool = False
     result: Any = None
 
@@ -98,8 +99,8 @@ class Handle:
 
     def events(self, every: float = 1.0, *, at_once: bool = False) -> Generator[Any]:
         """The events of the request, several together unless `at_once`; raises its error. Until it
-        is admitted, its Waiting comes every `every` seconds. Leaving the iteration sets `stop`,
-        which drops further events."""
+        is admitted, its Waiting comes every `every` seconds. Leaving the iteration ends the request,
+        as `stop` does, which drops further events."""
         event = None
         try:
             while event is not END:
@@ -116,8 +117,7 @@ class Handle:
                     if self.queue.empty() and not at_once:
                         sleep(COLLECT_EVERY * min(1 + self.max_others, 8))
         finally:
-            if event is not END:
-                self.stop.set()
+            self.left = True
             with suppress(Empty):
                 while event is not END:
                     event = self.queue.get(timeout=30.0)
@@ -250,7 +250,8 @@ class Scheduler:
     def step(self) -> None:
         """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
         with self._wake:
-            stopped = [handle for handle in (*self._active, *self._queue) if handle.stop.is_set()]
+            handles = *self._active, *self._queue
+            stopped = [handle for handle in handles if handle.left or handle.stop.is_set()]
         self._cancel(stopped)
         self._admit()
         for request in [active for active in self._active if active.awaited and not active.awaits]:

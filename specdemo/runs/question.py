@@ -96,7 +96,6 @@ class AnswerRun:
                         self.rounds.append(event)
                     yield event
                     if self._stops.ended:
-                        self.handle.stop = threading.Event()  # other runs share the question's
                         return
                 self._end_text()
             finally:
