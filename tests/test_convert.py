@@ -26,7 +26,8 @@ from tokenizers import Regex, pre_tokenizers
 from specdemo import cli
 from specdemo.convert import checkpoints, exporting, gguf_file, ir, weights
 from specdemo.convert.exporting import export
-from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.backends import kernels
+from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.messages import ModelSettings, Round, Run
 from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
 from specdemo.pairs import hub, sources
@@ -36,6 +37,7 @@ from specdemo.text.tokenizer import TextStream, Tokenizer
 
 IDS = [5, 17, 400, 3, 3, 42, 11, 7, 260, 31, 8, 77]
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+OWN = ("INFERENCE_PRECISION_HINT", "f32"), CACHE, (kernels.FORWARD, kernels.KERNELS)
 EXACT |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 CONFIG = Path("config.json")
 TEXTS = (
@@ -175,6 +177,40 @@ def test_logits_are_those_of_torch_in_any_forward_and_answers_those_without_a_dr
     alone, drafted = (answer_rounds(paged, draft, draft_tokens) for draft_tokens in (0, 4))
     assert toy.answer_ids(drafted) == toy.answer_ids(alone)
     assert any(round_.drafted for round_ in drafted)
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "whole"),
+    [
+        ("llama", LLAMA3, True),
+        ("qwen2", {"num_key_value_heads": 4}, True),
+        ("qwen3", {"head_dim": 64}, True),
+        ("phi3", {}, True),
+        ("smollm3", TIED | {"no_rope_layers": [0, 1, 1, 0]}, True),
+        ("granite", {}, True),
+        ("olmo2", {}, True),
+        ("phi3", tiny_gguf.LONG, False),  # turns a part of each head
+        ("gemma3", {}, False),  # attends to a window
+        ("gptneox", {"rotary_pct": 1.0}, False),
+        ("gpt2", {}, False),
+    ],
+    ids=str,
+)
+def test_kernels_compute_decoders_of_many_families_as_one_node(
+    tmp_path, monkeypatch, family, own, whole
+):
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(kernels, "vnni", str)  # with it the plugin computes what is not whole
+    model = tiny_gguf.torch_model(family, **own)
+    model = tiny_gguf.saved(tmp_path / "model", model, "float32")
+    xml = exported(tmp_path / "model", "int8")
+    round_weights(model, four=False)
+    expected = torch_logits(model)
+    paged = PagedModel(xml, ModelSettings(properties=OWN))
+    assert paged.whole == whole
+    differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
+    assert differences.max() < 0.2 * expected.std()  # activations have 8 bits
+    require_equal_bits(paged)
 
 
 def require_equal_bits(paged: PagedModel) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from contextlib import ExitStack, closing
-from itertools import cycle
+from itertools import cycle, product
 from time import perf_counter
 
 import numpy as np
@@ -16,14 +16,14 @@ from conftest import python
 from helpers import until
 from openvino import opset13 as ops
 from test_engine_heads import write_head
-from test_engine_paged import CLOSE, CORE, F32
+from test_engine_paged import CLOSE, CORE, F32, KERNELS, OWN
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
 from specdemo.engine.backends import graph, kernels, numerics
 from specdemo.engine.backends.numerics import measure_invariance
-from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
@@ -39,17 +39,21 @@ SETTINGS = {
     "dynamic quantization, fixed shapes": ModelSettings(properties=F32, fixed_shapes=(1, 2, 4, 8)),
     "floats": dataclasses.replace(CLOSE, fixed_shapes=()),
     "floats, fixed shapes": CLOSE,
-    "kernels": dataclasses.replace(CLOSE, properties=(*CLOSE.properties, kernels.PROPERTY)),
-    "f16 cache": ModelSettings(properties=(F32[0], ("KV_CACHE_PRECISION", "f16"))),
+    "kernels": OWN,
+    "kernels in pieces": dataclasses.replace(CLOSE, properties=(*CLOSE.properties, KERNELS)),
+    "f16 cache": ModelSettings(properties=(F32[0], CACHE)),
 }
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
-    if request.param == "kernels":
+    if "kernels" in request.param:
         pytest.importorskip("llvmlite")
-    model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "vnni", str)  # with it the plugin would compute what is in pieces
+        model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
+    assert bool(model.attention) == (request.param == "kernels")
     list(model.compiling)
     return model, list(measure_invariance(model))[-1]
 
@@ -319,6 +323,15 @@ KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 
 
 @pytest.fixture(scope="module")
+def codes():
+    """Code for AVX2, and for what this processor has beside it."""
+    pytest.importorskip("llvmlite")
+    from specdemo.engine.backends.kernel_code import Kernels
+
+    return [Kernels(), Kernels(kernels.vnni())]
+
+
+@pytest.fixture
 def code():
     pytest.importorskip("llvmlite")
     return kernels.shared()
@@ -370,8 +383,8 @@ def rounded(x: np.ndarray, group: int) -> np.ndarray:
         ("u8", 32, 256, 4),
     ],
 )
-def test_products_are_those_of_numpy_and_do_not_depend_on_rows_and_threads(
-    code, kind, outputs, columns, groups
+def test_products_are_those_of_numpy_whatever_the_rows_threads_and_instructions(
+    codes, monkeypatch, kind, outputs, columns, groups
 ):
     rng = np.random.default_rng(columns)
     matrix, values = matrix_of(rng, kind, outputs, columns, groups)
@@ -387,14 +400,15 @@ def test_products_are_those_of_numpy_and_do_not_depend_on_rows_and_threads(
     wide = next(size for size in (128, 64, 32) if columns % size == 0)
     other_exact = rounded(given[:, 0], wide) @ other_values.T
     first = None
-    for threads in (1, 2, 8):
+    for code, threads in product(codes, (1, 2, 8)):
         code.start(threads)
+        monkeypatch.setattr(kernels, "shared", lambda code=code: code)
         for rows in ROWS:
-            product, beside, again = (y[:, 0] for y in compiled([given[:rows]]).values())
-            first = product[0] if first is None else first
-            assert np.array_equal(product, again)
-            assert np.array_equal(product[0], first)
-            assert np.abs(product - exact[:rows]).max() < 1e-5 * np.abs(exact).max()
+            made, beside, again = (y[:, 0] for y in compiled([given[:rows]]).values())
+            first = made[0] if first is None else first
+            assert np.array_equal(made, again)
+            assert np.array_equal(made[0], first)
+            assert np.abs(made - exact[:rows]).max() < 1e-5 * np.abs(exact).max()
             assert np.abs(beside - other_exact[:rows]).max() < 1e-5 * np.abs(other_exact).max()
 
 
@@ -472,8 +486,8 @@ def test_what_only_looks_like_a_norm_is_none(code, factor):
     """A mean of another axis; a root in place of its inverse; 2 to the power of x."""
     rng = np.random.default_rng(6)
     x = ops.parameter([-1, 2, 64], ov.Type.f32)
-    matrix, values = matrix_of(rng, "i8", 16, 64)
-    scaled = ops.multiply(x, factor(x))
+    matrix, values = matrix_of(rng, "i8", 16, 128)
+    scaled = ops.reshape(ops.multiply(x, factor(x)), [-1, 128], False)
     compiled = in_kernels([ops.matmul(scaled, matrix, False, True)], [x])
     assert segments_in(compiled) == 1
     given = rng.standard_normal((3, 2, 64), np.float32)
@@ -526,19 +540,58 @@ def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.01 * np.abs(exact).max()
 
 
-def test_all_but_tiny_models_use_kernels_where_the_processor_has_no_vnni(
-    tiny_llama_pair, monkeypatch
+def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, monkeypatch):
+    """With products by the plugin, at the ends of blocks, for a prompt and single tokens."""
+    monkeypatch.setattr(kernels, "vnni", str)
+    monkeypatch.setattr(kernels, "products_by_input", lambda model: [])
+    properties = F32[0], CACHE, (numerics.GROUP, "0")
+    results = []
+    for more in ((), (KERNELS,)):
+        model = PagedModel(tiny_llama_pair.target, ModelSettings(properties=(*properties, *more)))
+        text = text_of(model, 100)
+        with model.new_sequence() as sequence:
+            rows = [model.forward([Run(sequence, text[:62], 62)])[0].rows.copy()]
+            for begin, size in ((62, 1), (63, 1), (64, 1), (65, 30), (95, 5)):
+                run = Run(sequence, text[begin : begin + size], size, stepwise=True)
+                rows.append(model.forward([run])[0].rows.copy())
+        results.append(np.concatenate(rows))
+    assert len(model.attention) == 2
+    assert np.abs(results[0] - results[1]).max() < 2e-3 * np.abs(results[0]).max()
+
+
+@pytest.mark.parametrize("instructions", ["VNNI", "AVX2"])
+def test_all_but_tiny_models_use_kernels_with_the_instructions_of_the_processor(
+    tiny_llama_pair, monkeypatch, instructions
 ):
     xml = tiny_llama_pair.target
     monkeypatch.setattr(kernels, "available", lambda: True)
-    own = ModelProfile((kernels.PROPERTY,))
+    monkeypatch.setattr(kernels, "vnni", lambda: "+avxvnni" if instructions == "VNNI" else "")
     for least, used in ((numerics.KERNEL_WEIGHTS, False), (1, True)):
         monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", least)
-        tried = numerics.candidates(xml, "CPU", "auto", True, CORE)
-        assert (kernels.PROPERTY in tried[0]) == used
-        assert not any(kernels.PROPERTY in properties for properties in tried[1:])
-        assert (numerics.usable(own, xml) is own) == used
+        first, *others = numerics.candidates(xml, "CPU", "auto", True, CORE)
+        assert kernels.in_kernels(first) == used
+        assert not any(map(kernels.in_kernels, others))
+        for properties in (first, *others):
+            known = ModelProfile(properties)
+            assert numerics.usable(known, xml) is known
         assert (numerics.usable(ModelProfile(), xml) is None) == used
+        elsewhere = ModelProfile(((kernels.FORWARD, "kernels (other)"),))
+        assert numerics.usable(elsewhere, xml) is None
+
+
+def test_with_vnni_a_decoder_that_kernels_compute_in_pieces_stays_with_the_plugin(
+    code, tiny, tiny_llama_pair, monkeypatch
+):
+    monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", 1)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(kernels, "vnni", lambda: "+avxvnni")
+    for xml, computing in (
+        (tiny.dolly / "openvino_model.xml", "plugin"),
+        (tiny_llama_pair.target, "kernels"),
+    ):
+        model, invariance = numerics.open_target(PairFiles(xml), CORE)
+        assert (kernels.FORWARD, f"{computing} (VNNI)") in model.settings.properties
+        assert invariance.tokens >= numerics.USEFUL_TOKENS
 
 
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])

@@ -17,8 +17,8 @@ from hypothesis.stateful import precondition, rule
 from openvino import opset13 as ops
 
 from specdemo.convert.weights import compressed
-from specdemo.engine.backends import graph
-from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.backends import graph, kernels
+from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.cache import KVSequence
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
@@ -30,6 +30,10 @@ CLOSE = ModelSettings(
     properties=(*F32, ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")), fixed_shapes=(1, 2, 4, 8)
 )
 """Kernels differ by TOLERANCE logits at most; dynamic quantization would magnify that to 0.5."""
+
+KERNELS = kernels.FORWARD, kernels.KERNELS
+OWN = ModelSettings(properties=(F32[0], CACHE, KERNELS))
+"""With these the engine's own kernels compute the whole decoder."""
 
 TOLERANCE = 1e-4
 CORE, RNG = ov.Core(), np.random.default_rng(0)
@@ -45,6 +49,12 @@ def model(xml):
     model = PagedModel(xml, CLOSE)
     list(model.compiling)
     return model
+
+
+@pytest.fixture(scope="module")
+def own(xml):
+    pytest.importorskip("llvmlite")
+    return PagedModel(xml, OWN)
 
 
 def recomputed(model: PagedModel, tokens: list[int]) -> np.ndarray:
@@ -116,8 +126,9 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         assert self.model.pool.used == 0
 
 
-def test_cache_agrees_with_recomputing_after_any_history(model):
-    CacheMachine.model = model
+@pytest.mark.parametrize("computed_by", ["model", "own"])
+def test_cache_agrees_with_recomputing_after_any_history(request, computed_by):
+    CacheMachine.model = request.getfixturevalue(computed_by)
     machine = CacheMachine.TestCase
     machine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
     machine().runTest()

@@ -130,7 +130,7 @@ def test_an_exporter_in_a_process_of_its_own_gets_its_arguments_and_sends_none(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
-@pytest.mark.parametrize("megabytes", [600, 1200])  # before and while a model is compiled
+@pytest.mark.parametrize("megabytes", [300, 600, 1200])
 def test_a_limit_of_the_shell_is_the_cause_that_is_named(embedded_pair, megabytes):
     code = (
         "import resource, sys; from specdemo.cli import main\n"

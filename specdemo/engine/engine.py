@@ -29,7 +29,7 @@ from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
-from .profile import ModelProfile, Profile
+from .profile import ModelProfile, Profile, Properties
 from .request import Request, Target
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
@@ -215,24 +215,28 @@ class Engine:
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             device = "CPU" if self._head else files.draft_device
-            tried = source, device, files.kv_cache, isinstance(source, Path), self.core
+            chosen = source, device, files.kv_cache, isinstance(source, Path), self.core
             known = numerics.usable(known, source) or ModelProfile()
-            properties = known.properties or numerics.candidates(*tried)[0]
-            free = self._available_bytes()
-            shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
-            if numerics.uses_kernels(source):
-                shapes = numerics.KERNEL_SHAPES
+            tried = [known.properties] if known.properties else numerics.candidates(*chosen)
+            shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, self._available_bytes())
             ids = files.draft_token_ids
             if ids is not None and files.translation is None:
                 ids = ids[ids < target.model.vocabulary_size]
-            settings = ModelSettings(device, properties, shapes, token_ids=ids)
-            if self._head is not None and isinstance(files.target, Path):
-                draft = EagleSource(EagleHead(self._head, files.target, settings, self.core))
+
+            def open_with(properties: Properties) -> Model:
+                fixed = numerics.shapes_with(properties, shapes)
+                settings = ModelSettings(device, properties, fixed, token_ids=ids)
+                if self._head is not None and isinstance(files.target, Path):
+                    return EagleHead(self._head, files.target, settings, self.core)
+                return open_model(source, settings, self.core)
+
+            model = numerics.open_first(open_with, tried)
+            if self._head is not None:
+                draft = EagleSource(model)
+            elif files.translation is not None:
+                draft = TranslatedSource(model, files.draft_context, files.translation)
             else:
-                model = open_model(source, settings, self.core)
                 draft = ModelSource(model, files.draft_context)
-                if files.translation is not None:
-                    draft = TranslatedSource(model, files.draft_context, files.translation)
             self._fix_cache(draft.decoder)
             self._caches["draft"] = draft.prefixes
         if costs := known.costs:

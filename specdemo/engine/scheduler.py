@@ -99,7 +99,7 @@ class Handle:
 
     def events(self, every: float = 1.0, *, at_once: bool = False) -> Generator[Any]:
         """The events of the request, several together unless `at_once`; raises its error. Until it
-        is admitted, its Waiting comes every `every` seconds. Leaving the iteration ends the request,
+        is admitted, its Waiting comes every `every` seconds. Leaving the iteration ends it,
         as `stop` does, which drops further events."""
         event = None
         try:

@@ -42,11 +42,15 @@ def memory_bytes() -> int:
 
 
 def require_memory(needed: int, what: str) -> None:
-    """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`."""
-    if needed > memory_bytes():
-        has = "this process may use (`ulimit -v`)" if _address_limit() else "this machine has"
+    """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`, or this
+    process fewer addresses: short of these a library may end it."""
+    total, has = memory_bytes(), "this machine has"
+    if limit := _address_limit():
+        total = min(total, limit - psutil.Process().memory_info().vms)
+        has = "this process may still use (`ulimit -v`)"
+    if needed > total:
         raise FetchError(
-            f"{what} needs {size(needed)} of memory and {has} {size(memory_bytes())}; "
+            f"{what} needs {size(needed)} of memory and {has} {size(max(total, 0))}; "
             "choose a smaller pair (`specdemo pairs` lists them)."
         )
 

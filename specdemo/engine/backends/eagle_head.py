@@ -25,7 +25,6 @@ from .graph import (
     read_decoder,
     residual_stream,
 )
-from .kernels import use_kernels
 from .paged import PagedModel
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
@@ -72,8 +71,7 @@ class EagleHead(PagedModel):
         self.token_ids, self._width = head.tokens, head.width
         joining = core.compile_model(head.joining, "CPU", self.plugin)
         self._join = joining.create_infer_request()
-        if self.kernels:
-            use_kernels(head.step)
+        self._use_kernels(head.step)
         return head.step
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:

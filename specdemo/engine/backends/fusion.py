@@ -5,32 +5,38 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
+from typing import Any
 
 import numpy as np
 import openvino as ov
 
+from .attention import BLOCKS, Attention, behind, key_of, rotation, token_width
 from .graph import source_of
-from .tiles import BITS, TILE, Matrix
+from .tiles import BITS, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
-OPERATIONS = (*ROUNDINGS, "MatMul", "Normalize", "Add", "Multiply", "Swish", "Gelu")
+ELEMENTWISE = ("Add", "Multiply", "Swish", "Gelu")
+OPERATIONS = (*ROUNDINGS, "MatMul", "Normalize", *ELEMENTWISE, "Rotate", "Store", "Attend")
 """Each has a function of this name in the compiled code."""
 
-STEP_SIZE = 6  # numbers of a step in a `Program`
+STEP_SIZE = 7  # numbers of a step in a `Program`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """An operation whose result `node` gives, of `sources` and perhaps a `constant` (float32
-    [width]) or a `matrix`. `inner` names the nodes for which it stands beside `node`."""
+    [width]), `weights` or an `attention`. `inner` has the nodes for which it stands beside
+    `node`, by name. `size` values are normalized together, or are a head that is turned."""
 
     operation: str
     node: ov.Node
     sources: list[ov.Output]
     constant: np.ndarray | None = None
-    matrix: Matrix | None = None
+    weights: Weights | None = None
+    attention: Attention | None = None
+    size: int = 0
     epsilon: float = 0.0
-    inner: frozenset[str] = frozenset()
+    inner: dict[str, ov.Node] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -38,16 +44,18 @@ class Step:
 
     @property
     def number(self) -> int:
-        """The number that its function takes."""
-        if self.matrix:
-            return self.matrix.address
+        """The number that its function takes, but for a product."""
+        if self.attention:
+            return int(self.attention.description.ctypes.data)
         if self.operation == "Normalize":
             return int(np.float32(self.epsilon).view(np.int32))
+        if self.operation == "Rotate":
+            return self.size
         return self.width if len(self.sources) > 1 else 0
 
     @property
     def width(self) -> int:
-        return width_of(self.node.output(0))
+        return token_width(self.node.output(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,155 +70,205 @@ class Segment:
 @dataclass
 class Program:
     """A segment as the code reads it. A step has the index of its operation, the slots of its
-    result and its two operands, a width, and a number: the address of a matrix, the columns of a
-    group, the bits of an epsilon, or by how much the row of the second operand grows with each row.
-    Slots hold addresses of inputs, outputs and constants, and of registers with so many bytes for
-    each row. Rounded activations are in three registers: values, scales and sums."""
+    result and its three operands, a width, and a number: the address of a matrix or an attention,
+    the columns of a group, the bits of an epsilon, the size of a head, or by how much the row of
+    the second operand grows with each row. In place of a norm's third operand is its size. Slots
+    hold addresses of inputs, outputs and constants, and of registers with so many bytes for each
+    row. Rounded activations are in three registers: values, scales and sums. With attention the
+    first three inputs are the layout of the tokens.
+
+    `inputs` are widths, 0 for any; `outputs` shapes, -1 for the dimensions of the first input."""
 
     inputs: list[int]
-    outputs: list[int]
+    outputs: list[list[int]]
     constants: list[np.ndarray]
     matrices: list[Matrix]
     registers: list[int]
     steps: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def width_of(output: ov.Output) -> int:
-    return int(output.get_partial_shape()[-1].get_length())
-
-
-def find_segments(model: ov.Model, matrices: dict[str, Matrix]) -> list[Segment]:
-    """The segments with products of `matrices` (by the names of the nodes), in their order."""
-    steps: dict[str, Step] = {}
+def find_segments(
+    model: ov.Model, weights: dict[str, Weights], attentions: dict[str, Attention]
+) -> list[Segment]:
+    """The segments with products of `weights` or with `attentions` (by the names of the nodes), in
+    their order."""
+    nodes = model.get_ordered_ops()
+    steps = {node.get_name(): _step(node, weights, attentions) for node in nodes}
+    inner = set().union(*(step.inner for step in steps.values() if step))
     depths: dict[str, int] = {}  # how often the longest path to a node leaves the steps
     segments = defaultdict(list)
-    for node in model.get_ordered_ops():
-        name, step = node.get_name(), _step(node, matrices)
+    for node in nodes:
+        name = node.get_name()
+        if name in inner:
+            steps[name] = None
+        step = steps[name]
         values = step.sources if step else node.input_values()
         sources = [value.get_node().get_name() for value in values]
-        leaves = [step is None and source in steps for source in sources]
+        leaves = [step is None and steps[source] is not None for source in sources]
         depths[name] = max(map(add, map(depths.__getitem__, sources), leaves), default=0)
         if step is not None:
-            steps[name] = step
-            # Steps with other leading dimensions are not connected with these.
-            rows = str(node.get_output_partial_shape(0)).rpartition(",")[0]
-            segments[depths[name], rows].append(step)
-    return [_bounded(found) for found in segments.values() if any(step.matrix for step in found)]
+            segments[depths[name]].append(step)
+    return [
+        _bounded(found)
+        for found in segments.values()
+        if any(step.weights or step.attention for step in found)
+    ]
 
 
 def _bounded(steps: list[Step]) -> Segment:
-    inside = {step.name for step in steps}.union(*(step.inner for step in steps))
-    sources = {_key(source): source for step in steps for source in step.sources}
-    outputs = []
-    for step in steps:
-        readers = (port.get_node().get_name() for port in step.node.output(0).get_target_inputs())
-        if not inside.issuperset(readers):
-            outputs.append(step)
+    inner = {name: node for step in steps for name, node in step.inner.items()}
+    inside = {step.name for step in steps} | set(inner)
+    while left := {name for name in inside & set(inner) if not _readers(inner[name]) <= inside}:
+        inside -= left
+    layout = [source for step in steps if step.attention for source in step.attention.layout]
+    values = [source for step in steps for source in step.sources]
+    sources = {key_of(source): source for source in (*layout, *values)}
+    outputs = [step for step in steps if not _readers(step.node) <= inside]
     inputs = {key: source for key, source in sources.items() if key not in inside}
     return Segment(steps=steps, inputs=inputs, outputs=outputs)
 
 
-def _key(output: ov.Output) -> str:
-    """The name of a node, with the index of any but its first output."""
-    name, index = output.get_node().get_name(), output.get_index()
-    return f"{name}.{index}" if index else name
+def _readers(node: ov.Node) -> set[str]:
+    ports = (port for output in node.outputs() for port in output.get_target_inputs())
+    return {port.get_node().get_name() for port in ports}
 
 
-def write_program(segment: Segment) -> Program:
+def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
     """Give every value a slot. A register that is read for the last time takes the result."""
-    matrices = [step.matrix for step in segment.steps if step.matrix]
-    groups = max(matrix.columns // matrix.group for matrix in matrices)
+    products = [step.weights for step in segment.steps if step.weights]
+    groups = max((weights.columns // weights.group for weights in products), default=0)
     program = Program(
-        inputs=[width_of(source) for source in segment.inputs.values()],
-        outputs=[step.width for step in segment.outputs],
+        inputs=[_input_width(source) for source in segment.inputs.values()],
+        outputs=[_shape(step.node.output(0)) for step in segment.outputs],
         constants=[step.constant for step in segment.steps if step.constant is not None],
-        matrices=matrices,
-        registers=[max(matrix.columns for matrix in matrices), 4 * groups, 4 * groups],
+        matrices=[matrices[step.name] for step in segment.steps if step.weights],
+        registers=[max((weights.columns for weights in products), default=0), *[4 * groups] * 2],
     )
     slots = {key: slot for slot, key in enumerate(segment.inputs)}
     slots |= {step.name: slot for slot, step in enumerate(segment.outputs, len(slots))}
     constant = len(slots)
     rounded = constant + len(program.constants)
     held = None  # what the registers of rounded activations hold
-    uses = Counter(_key(source) for step in segment.steps for source in step.sources)
+    uses = Counter(key_of(source) for step in segment.steps for source in step.sources)
     for step in segment.steps:
-        keys = [_key(source) for source in step.sources]
-        x, width = slots[keys[0]], step.width
-        matrix = step.matrix
-        if matrix and held != (keys[0], matrix.bits, matrix.group):
-            held = keys[0], matrix.bits, matrix.group
-            rounding = OPERATIONS.index(f"Round{matrix.bits}")
-            program.steps.append((rounding, 0, x, rounded, matrix.columns, matrix.group))
+        keys = [key_of(source) for source in step.sources]
+        x, width, number = slots[keys[0]], step.width, step.number
+        if weights := step.weights:
+            number = matrices[step.name].address
+            if held != (keys[0], weights.bits, weights.group):
+                held = keys[0], weights.bits, weights.group
+                rounding = OPERATIONS.index(f"Round{weights.bits}")
+                program.steps.append((rounding, 0, x, rounded, 0, weights.columns, weights.group))
         uses.subtract(keys)
+        other, third = slots[keys[-1]], 0
+        if step.attention:
+            store, key, value = OPERATIONS.index("Store"), slots[keys[1]], slots[keys[2]]
+            program.steps.append((store, 0, key, value, 0, width, number))
+        elif step.operation == "Rotate":
+            other, third = slots[keys[1]], slots[keys[2]]
+        elif step.operation == "Normalize":
+            third = step.size
+        elif step.weights:
+            other = rounded
+        elif step.constant is not None:
+            other, constant = constant, constant + 1
         if step.name not in slots:
+            # Attention begins to write before it has read its queries.
+            read = {"Attend": [], "Rotate": keys[:1]}.get(step.operation, keys)
             free = (
                 slots[key]
                 for key, source in zip(keys, step.sources, strict=True)
-                if not uses[key] and slots[key] > rounded and width_of(source) == width
+                if key in read
+                and not uses[key]
+                and slots[key] > rounded
+                and program.registers[slots[key] - rounded] == 4 * width
             )
             slots[step.name] = next(free, rounded + len(program.registers))
             if slots[step.name] == rounded + len(program.registers):
                 program.registers.append(4 * width)
-        other = slots[keys[-1]]
-        if matrix:
-            other = rounded
-        elif step.constant is not None:
-            other, constant = constant, constant + 1
         code = OPERATIONS.index(step.operation)
-        program.steps.append((code, slots[step.name], x, other, width, step.number))
+        program.steps.append((code, slots[step.name], x, other, third, width, number))
     return program
 
 
-def _step(node: ov.Node, matrices: dict[str, Matrix]) -> Step | None:
+def _shape(output: ov.Output) -> list[int]:
+    shape = output.get_partial_shape()
+    return [size.get_length() if size.is_static else -1 for size in shape]
+
+
+def _input_width(output: ov.Output) -> int:
+    if len(output.get_partial_shape()) > 1:
+        return token_width(output)
+    return 0 if output.get_any_name() == BLOCKS else 1
+
+
+def _step(
+    node: ov.Node, weights: dict[str, Weights], attentions: dict[str, Attention]
+) -> Step | None:
     """What the code computes in place of `node`; None for other nodes."""
-    kind, values = node.get_type_name(), node.input_values()
-    step = partial(Step, operation=kind, node=node)
+    kind, values, output = node.get_type_name(), node.input_values(), node.output(0)
+    step = partial(_of_tokens, kind, node)
+    if attention := attentions.get(node.get_name()):
+        return _of_tokens("Attend", node, values[:3], attention=attention)
     if kind == "MatMul":
-        matrix = matrices.get(node.get_name())
-        return step(sources=values[:1], matrix=matrix) if matrix else None
-    if kind not in OPERATIONS or node.get_output_element_type(0) != ov.Type.f32:
+        found = weights.get(node.get_name())
+        fits = found is not None and token_width(values[0]) == found.columns
+        return step(values[:1], weights=found) if fits else None
+    if turned := rotation(node):
+        operands = [turned.x, turned.cosines, turned.sines]
+        return _of_tokens("Rotate", node, operands, turned.inner, size=turned.size)
+    if kind not in OPERATIONS or output.get_element_type() != ov.Type.f32:
         return None
-    shape = node.get_output_partial_shape(0)
-    if (
-        shape.rank.is_dynamic
-        or len(shape) < 2
-        or shape[-1].is_dynamic
-        or width_of(node.output(0)) % TILE
-    ):
+    if not token_width(output) or token_width(output) % TILE:
         return None
     if kind == "Gelu":
         tanh = node.get_attributes()["approximation_mode"].upper() == "TANH"
-        return step(sources=values) if tanh else None
+        return step(values) if tanh else None
     if kind == "Swish":
-        return step(sources=values[:1]) if [*map(_number, values[1:])] in ([], [1.0]) else None
+        return step(values[:1]) if [*map(_number, values[1:])] in ([], [1.0]) else None
+    shape = output.get_partial_shape()
+    size = shape[-1].get_length()
     for x, other in (values, values[::-1]):
         if x.get_partial_shape() != shape:
             continue
-        if kind == "Multiply" and (normalization := _normalization(x, other)):
-            epsilon, inner = normalization
-            return step(operation="Normalize", sources=[x], epsilon=epsilon, inner=inner)
+        if kind == "Multiply" and size % TILE == 0 and (norm := _normalization(x, other)):
+            epsilon, inner = norm
+            return _of_tokens("Normalize", node, [x], inner, size=size, epsilon=epsilon)
         constant = _floats(other)
         if constant is not None and constant.size in (1, constant.shape[-1]):
-            row = np.broadcast_to(constant.reshape(-1), width_of(node.output(0)))
-            return step(sources=[x], constant=np.array(row))
-    alike = all(value.get_partial_shape() == shape for value in values)
-    return step(sources=values) if alike else None
+            row = np.broadcast_to(constant.reshape(-1), size)
+            return step([x], constant=np.tile(row, token_width(output) // size))
+    return step(values) if all(value.get_partial_shape() == shape for value in values) else None
 
 
-def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, frozenset[str]] | None:
-    """The epsilon of a factor 1 / sqrt(mean(x ** 2) + epsilon), and the names of its nodes."""
+def _of_tokens(
+    operation: str,
+    node: ov.Node,
+    operands: list[ov.Output],
+    between: dict[str, ov.Node] | None = None,
+    **more: Any,
+) -> Step:
+    """A step of the outputs of which the operands are views."""
+    found = [behind(operand) for operand in operands]
+    inner = (between or {}) | {name: view for _, views in found for name, view in views.items()}
+    sources = [source for source, _ in found]
+    return Step(operation=operation, node=node, sources=sources, inner=inner, **more)
+
+
+def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, dict[str, ov.Node]] | None:
+    """The epsilon of a factor 1 / sqrt(mean(x ** 2) + epsilon), and its nodes."""
     chain: list[tuple[str | float | None, ...]] = []
-    inner = set()
+    inner = {}
     rows = list(x.get_partial_shape())[:-1]
     if factor.get_partial_shape() != ov.PartialShape([*rows, ov.Dimension(1)]):
         return None  # a mean of other axes than the last
-    while _key(factor) != _key(x):
+    while key_of(factor) != key_of(x):
         node = factor.get_node()
         varying = [value for value in node.input_values() if not _is_constant(value)]
         if len(varying) != 1 or len(chain) > 4:
             return None
         chain.append((node.get_type_name(), *map(_number, node.input_values())))
-        inner.add(node.get_name())
+        inner[node.get_name()] = node
         [factor] = varying
     match chain:
         case [
@@ -219,7 +277,7 @@ def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, frozenset[st
             ("ReduceMean", None, None),
             ("Power", None, 2.0),
         ] if root in ([("Divide", 1.0, None), ("Sqrt", None)], [("Power", None, -0.5)]):
-            return epsilon, frozenset(inner)
+            return epsilon, inner
     return None
 
 

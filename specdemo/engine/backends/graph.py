@@ -55,10 +55,12 @@ def page_attention(model: ov.Model) -> None:
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
     empty one. It gives logits of all rows. Both models share the memory of the weights."""
-    sizes = dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
+    of_tokens = "input_ids", "position_ids", "token_positions", "first_blocks", ROWS_INPUT
+    sizes = dict.fromkeys(of_tokens, tokens)
     sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
     sizes["block_indices_begins"] = tokens + 2
-    shapes = {name: ov.PartialShape([size]) for name, size in sizes.items()}
+    names = {port.any_name for port in model.inputs}
+    shapes = {name: ov.PartialShape([size]) for name, size in sizes.items() if name in names}
     for port in model.inputs:  # the states that an EAGLE-3 head reads
         if "_states" in port.any_name:
             shapes[port.any_name] = ov.PartialShape([tokens, *list(port.partial_shape)[1:]])

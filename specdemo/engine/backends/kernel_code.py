@@ -4,6 +4,7 @@ this needs llvmlite."""
 import atexit
 import sys
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_int64
+from functools import partial
 from itertools import product
 from threading import Event, Lock, Thread
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from llvmlite import binding, ir
 
 from .fusion import ROUNDINGS
+from .kernel_attention import write_attend, write_rotate, write_store
 from .kernel_steps import write_operations, write_round, write_run
 from .tiles import BITS, ROWS, TILE
 from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
@@ -28,7 +30,9 @@ DONE, THREADS, RUNNING, JOB, NEXT = (LINE * line for line in range(5))
 done; of threads; whether `run` runs; the arguments of a product; and for each thread, the next part
 of its share."""
 
-BRIEF_ROWS = 16  # up to here Python waits for a segment
+AVX512_VNNI, AVX_VNNI = "+avx512vl,+avx512vnni", "+avxvnni"
+
+BRIEF_ROWS, BRIEF_STEPS = 16, 64  # up to here Python waits for a segment
 
 SWITCH_SECONDS = 1e-4
 """After which Python takes the interpreter from a busy thread; every segment needs it. Beside one a
@@ -43,10 +47,11 @@ HALVES, ZEROS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(I8, LANES)
 
 
 class Kernels:
-    """The compiled code, and threads that help with every product."""
+    """The compiled code, and threads that help with every job. `vnni` names what the processor has
+    beside AVX2 to compute products with VNNI, as LLVM does; its results have the same bits."""
 
-    def __init__(self) -> None:
-        self._code = _functions()
+    def __init__(self, vnni: str = "") -> None:
+        self._code = _functions(vnni)
         self._board = np.full(NEXT + LINE * MAX_THREADS, PARTS, np.int64)  # no part is left
         self._board[THREADS], self._board[RUNNING] = 1, 0
         self.lock = Lock()
@@ -75,7 +80,8 @@ class Kernels:
         for wake in self._wakes:
             if not wake.is_set():
                 wake.set()
-        run = self._code["run" if rows <= BRIEF_ROWS else "run beside Python"]
+        brief = rows <= BRIEF_ROWS and count <= BRIEF_STEPS
+        run = self._code["run" if brief else "run beside Python"]
         run(self._board.ctypes.data, steps, count, slots, rows)
 
     def room(self, size: int) -> int:
@@ -99,14 +105,20 @@ class Kernels:
             wake.clear()
 
 
-def _functions() -> dict[str, Any]:
+def _functions(vnni: str) -> dict[str, Any]:
     """Compile all. The functions, and "engine", which keeps their code."""
     module = ir.Module()
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
         write_round(module, name, bits)
-    tiles = [_write_tile(module, bits, rows) for bits in BITS for rows in range(1, ROWS + 1)]
-    compute_parts = _write_compute_parts(module, tiles)
-    _write_multiply(module, compute_parts)
+    tiles = {
+        (bits, rows): _write_tile(module, bits, rows, vnni)
+        for bits in BITS
+        for rows in range(1, (ROWS if vnni == AVX512_VNNI else ROWS // 2) + 1)
+    }
+    compute_parts = _write_compute_parts(module, tiles, write_attend(module, JOB))
+    _write_share(module, compute_parts)
+    write_rotate(module)
+    write_store(module)
     _write_help(module, compute_parts)
     write_operations(module)
     write_run(module, RUNNING)
@@ -114,7 +126,7 @@ def _functions() -> dict[str, Any]:
     binding.initialize_native_asmprinter()
     parsed = binding.parse_assembly(str(module))
     target = binding.Target.from_default_triple()
-    machine = target.create_target_machine(cpu="haswell", opt=3)
+    machine = target.create_target_machine(cpu="haswell", features=vnni, opt=3)
     options = binding.create_pipeline_tuning_options(speed_level=3)
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(parsed, passes)
@@ -132,7 +144,7 @@ def _functions() -> dict[str, Any]:
     return made
 
 
-def _write_tile(module: ir.Module, bits: int, rows: int) -> Any:
+def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
     """Compute a tile of the job on the board for some rows: board, tile, and the first row."""
     b = Writer(module, f"tile_{bits}_{rows}", [POINTER, I64, I64])
     board, tile, first_row = b.function.args
@@ -166,7 +178,13 @@ def _write_tile(module: ir.Module, bits: int, rows: int) -> Any:
                     four = b.read(b.place(x, of_row, I8), 0, I32)
                     values = b.bitcast(b.splat(four), BYTES)
                     for half, stored in enumerate(halves):
-                        cell, pairs = (row, half), _pairs(b, bits, part, stored, values)
+                        cell = row, half
+                        if vnni:
+                            weights = _unsigned(b, bits, part, stored)
+                            sum_ = b.load(sums[cell], typ=INTS)
+                            b.store(_add_fours(b, sum_, weights, values), sums[cell])
+                            continue
+                        pairs = _pairs(b, bits, part, stored, values)
                         if bits == 8:
                             b.increase(sums[cell], _fours(b, pairs))
                         elif cell in pair_sums:
@@ -182,6 +200,8 @@ def _write_tile(module: ir.Module, bits: int, rows: int) -> Any:
             start = b.plus(b.times(group, pace), half * LANES)
             scale = b.fpext(b.read(scales, start, HALVES), FLOATS)
             zero = b.sitofp(b.read(zeros, start, ZEROS), FLOATS)
+            if vnni and bits == 8:  # as in `_unsigned`
+                zero = b.fadd(zero, filled(FLOATS, 128.0))
             for row in range(rows):
                 of_row = b.plus(b.times(groups, row), group)
                 x_scale, x_sum = (b.splat(b.read(of, of_row, FLOAT)) for of in (x_scales, x_sums))
@@ -200,15 +220,28 @@ def _write_tile(module: ir.Module, bits: int, rows: int) -> Any:
     return b.function
 
 
+def _unsigned(b: Writer, bits: int, part: int, stored: Any) -> Any:
+    """Weights of 8 bits and 128, or of 4 bits: part 0 of the stored bytes are the low halves, part
+    1 the high ones."""
+    if bits == 8:
+        return b.xor(stored, filled(BYTES, -128))
+    return b.lshr(stored, filled(BYTES, 4)) if part else b.and_(stored, filled(BYTES, 15))
+
+
+def _add_fours(b: Writer, sums: Any, weights: Any, values: Any) -> Any:
+    """Sums of four neighbours, 32 bits, added to those before."""
+    operands = (b.bitcast(operand, INTS) for operand in (weights, values))
+    return b.call_system("llvm.x86.avx512.vpdpbusd.256", INTS, sums, *operands)
+
+
 def _pairs(b: Writer, bits: int, part: int, stored: Any, values: Any) -> Any:
-    """Products of weights and values, and of their neighbours, added. With 4 bits part 0 of the
-    stored bytes are the low halves, part 1 the high ones."""
+    """Products of weights and values, and of their neighbours, added."""
     if bits == 8:  # the instruction takes the first factor without a sign
         sign = "llvm.x86.avx2.psign.b"
         values = b.call_system(sign, BYTES, values, stored)
         weights = b.call_system(sign, BYTES, stored, stored)
     else:
-        weights = b.lshr(stored, filled(BYTES, 4)) if part else b.and_(stored, filled(BYTES, 15))
+        weights = _unsigned(b, bits, part, stored)
     return b.call_system("llvm.x86.avx2.pmadd.ub.sw", SHORTS, weights, values)
 
 
@@ -217,7 +250,7 @@ def _fours(b: Writer, pairs: Any) -> Any:
     return b.call_system("llvm.x86.avx2.pmadd.wd", INTS, pairs, filled(SHORTS, 1))
 
 
-def _write_compute_parts(module: ir.Module, tiles: list[Any]) -> Any:
+def _write_compute_parts(module: ir.Module, tiles: dict[tuple[int, int], Any], attend: Any) -> Any:
     """Compute parts of the job on the board until none is left, those of the `thread`'s own share
     first. Gives how many. A thread that takes a part finds the arguments of its job: they change
     only when all parts are done."""
@@ -237,18 +270,24 @@ def _write_compute_parts(module: ir.Module, tiles: list[Any]) -> Any:
             return b.load(part, typ=I64)
 
         with b.while_below(PARTS, take) as part:
-            matrix, rows = b.read(board, JOB, POINTER), b.read(board, JOB + 5, I64)
-            outputs, code = b.read(matrix, 8, I64), b.read(matrix, 9, I64)
-            begin, count = b.plus(b.times(share, PARTS), part), b.udiv(outputs, I64(TILE))
+            units, code = b.read(board, JOB + 6, I64), b.read(board, JOB + 7, I64)
+            begin = b.plus(b.times(share, PARTS), part)
             parts = b.times(b.read(board, THREADS, I64), PARTS)
-            first, last = (b.udiv(b.times(count, end), parts) for end in (begin, b.plus(begin, 1)))
-            with b.loop(first, last) as tile, b.loop(0, rows, ROWS) as row:
-                left = b.sub(rows, row)
-                left = b.select(b.icmp_signed(">", left, I64(ROWS)), I64(ROWS), left)
-                chosen = b.plus(code, left)
-                for number, compute_tile in enumerate(tiles, 1):
-                    with b.if_then(b.icmp_signed("==", chosen, I64(number))):
-                        b.call(compute_tile, [board, tile, row])
+            first, last = (b.udiv(b.times(units, end), parts) for end in (begin, b.plus(begin, 1)))
+            with b.if_else(b.icmp_signed("<", code, I64(0))) as (attention, matrix):
+                with attention, b.loop(first, last) as unit:
+                    b.call(attend, [board, unit])
+                with matrix:
+                    rows = b.read(board, JOB + 5, I64)
+                    largest = max(rows for _, rows in tiles)
+                    with b.loop(first, last) as tile, b.loop(0, rows, largest) as row:
+                        left = b.sub(rows, row)
+                        left = b.select(b.icmp_signed(">", left, I64(largest)), I64(largest), left)
+                        chosen = b.plus(b.times(code, ROWS), left)
+                        for (bits, count), compute_tile in tiles.items():
+                            number = BITS.index(bits) * ROWS + count
+                            with b.if_then(b.icmp_signed("==", chosen, I64(number))):
+                                b.call(compute_tile, [board, tile, row])
             b.increase(computed, I64(1))
         count = b.sub(b.load(computed, typ=I64), before)
         with b.if_then(b.icmp_signed(">", count, I64(0))):
@@ -257,22 +296,35 @@ def _write_compute_parts(module: ir.Module, tiles: list[Any]) -> Any:
     return b.function
 
 
-def _write_multiply(module: ir.Module, compute_parts: Any) -> None:
-    """Put a job on the board, help with it, and wait until all its parts are done: board,
-    description of the matrix, activations, their scales and sums, outputs, and rows."""
-    b = Writer(module, "MatMul", [POINTER, I64, *[POINTER] * 4, I64])
-    board, *job = b.function.args
-    for index, value in enumerate(job, JOB):
-        b.write(value, board, index)
-    done, threads = b.place(board, DONE, I64), b.read(board, THREADS, I64)
-    b.atomic_rmw("xchg", done, I64(0), "seq_cst")
-    with b.loop(0, threads) as thread:
-        following = b.place(board, b.plus(NEXT, b.times(thread, LINE)), I64)
-        b.atomic_rmw("xchg", following, I64(0), "seq_cst")
-    b.call(compute_parts, [board, I64(0)])
-    with b.while_below(b.times(threads, PARTS), lambda: b.load_atomic(done, "seq_cst", 8, typ=I64)):
-        b.call_system("llvm.x86.sse2.pause", NOTHING)
-    b.ret_void()
+def _write_share(module: ir.Module, compute_parts: Any) -> None:
+    """Two functions that put a job on the board, help with it, and wait until all its parts are
+    done. MatMul: board, description of the matrix, activations, their scales and sums, outputs,
+    rows. Attend: board, description of the attention, queries, positions, first blocks, outputs,
+    blocks, rows."""
+    for name, pointers in (("MatMul", 5), ("Attend", 6)):
+        b = Writer(module, name, [POINTER, I64, *[POINTER] * (pointers - 1), I64])
+        board, described, *others, rows = b.function.args
+        description = b.inttoptr(described, POINTER)
+        if name == "MatMul":
+            others.append(rows)
+            units, code = (
+                b.udiv(b.read(description, 8, I64), I64(TILE)),
+                b.read(description, 9, I64),
+            )
+        else:
+            units, code = b.times(rows, b.read(description, 1, I64)), I64(-1)
+        for index, value in enumerate([described, *others, units, code], JOB):
+            b.write(value, board, index)
+        done, threads = b.place(board, DONE, I64), b.read(board, THREADS, I64)
+        b.atomic_rmw("xchg", done, I64(0), "seq_cst")
+        with b.loop(0, threads) as thread:
+            following = b.place(board, b.plus(NEXT, b.times(thread, LINE)), I64)
+            b.atomic_rmw("xchg", following, I64(0), "seq_cst")
+        b.call(compute_parts, [board, I64(0)])
+        all_done = partial(b.load_atomic, done, "seq_cst", 8, typ=I64)
+        with b.while_below(b.times(threads, PARTS), all_done):
+            b.call_system("llvm.x86.sse2.pause", NOTHING)
+        b.ret_void()
 
 
 def _write_help(module: ir.Module, compute_parts: Any) -> None:

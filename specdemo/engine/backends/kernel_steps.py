@@ -77,7 +77,7 @@ def _write_normalize(module: ir.Module) -> None:
         begin, squares = b.times(row, width), b.variable(filled(FLOATS, 0.0))
         with b.loop(0, width, LANES) as column:
             values = b.read(x, b.plus(begin, column), FLOATS)
-            b.store(_fma(b, values, values, b.load(squares, typ=FLOATS)), squares)
+            b.store(fused(b, values, values, b.load(squares, typ=FLOATS)), squares)
         total = b.load(squares, typ=FLOATS)
         total = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), total)
         mean = b.fadd(b.fdiv(total, b.sitofp(width, FLOAT)), epsilon)
@@ -90,7 +90,7 @@ def _write_normalize(module: ir.Module) -> None:
 
 def _gated(b: Writer, x: Any, argument: Any) -> Any:
     """x times the logistic function of the argument."""
-    return b.fdiv(x, b.fadd(filled(FLOATS, 1.0), _exp(b, b.fneg(argument))))
+    return b.fdiv(x, b.fadd(filled(FLOATS, 1.0), exponential(b, b.fneg(argument))))
 
 
 def _gelu_argument(b: Writer, x: Any) -> Any:
@@ -99,23 +99,24 @@ def _gelu_argument(b: Writer, x: Any) -> Any:
     return b.fmul(b.fadd(x, cubic), filled(FLOATS, 1.5957691216057308))
 
 
-def _exp(b: Writer, x: Any) -> Any:
+def exponential(b: Writer, x: Any) -> Any:
     """exp(x) = 2^n exp(r) with |r| <= log(2) / 2, and exp(r) by its series up to r^6 (the next term
     is below 2e-7). Arguments are limited to those whose result is a normal float."""
     low, high = filled(FLOATS, -87.0), filled(FLOATS, 88.0)
     x = b.select(b.fcmp_ordered(">", x, low), x, low)
     x = b.select(b.fcmp_ordered("<", x, high), x, high)
     n = b.call_system("llvm.rint.v8f32", FLOATS, b.fmul(x, filled(FLOATS, LOG2)))
-    rest = _fma(b, n, filled(FLOATS, -LOG2_HIGH), x)
-    rest = _fma(b, n, filled(FLOATS, -LOG2_LOW), rest)
+    rest = fused(b, n, filled(FLOATS, -LOG2_HIGH), x)
+    rest = fused(b, n, filled(FLOATS, -LOG2_LOW), rest)
     total = filled(FLOATS, 1 / 720)
     for factorial in (120, 24, 6, 2, 1, 1):
-        total = _fma(b, total, rest, filled(FLOATS, 1 / factorial))
+        total = fused(b, total, rest, filled(FLOATS, 1 / factorial))
     exponent = b.shl(b.add(b.fptosi(n, INTS), filled(INTS, 127)), filled(INTS, 23))
     return b.fmul(total, b.bitcast(exponent, FLOATS))
 
 
-def _fma(b: Writer, factor: Any, other: Any, term: Any) -> Any:
+def fused(b: Writer, factor: Any, other: Any, term: Any) -> Any:
+    """factor * other + term, rounded once."""
     return b.call_system("llvm.fma.v8f32", FLOATS, factor, other, term)
 
 
@@ -128,16 +129,28 @@ def write_run(module: ir.Module, running: int) -> None:
     with b.loop(0, count) as number:
         step = b.place(steps, b.times(number, STEP_SIZE), I64)
         code, *indices, width, extra = (b.read(step, index, I64) for index in range(STEP_SIZE))
-        y, x, other = (b.read(slots, index, POINTER) for index in indices)
+        y, x, other, third = (b.read(slots, index, POINTER) for index in indices)
+        # Of operands with three parts, the others.
+        parts = [b.read(slots, b.plus(indices[2], part), POINTER) for part in (1, 2)]
+        layout = [b.read(slots, index, POINTER) for index in range(3)]
         for index, name in enumerate(OPERATIONS):
             with b.if_then(b.icmp_signed("==", code, I64(index))):
                 arguments = [y, x, other, rows, width, extra]
-                if name in (*ROUNDINGS, "MatMul"):  # whose second operand has three parts
-                    following = (b.plus(indices[2], part) for part in (1, 2))
-                    rounded = [other, *(b.read(slots, place, POINTER) for place in following)]
-                    arguments = [board, extra, *rounded, y, rows]
-                    if name in ROUNDINGS:
-                        arguments = [x, *rounded, b.udiv(b.times(rows, width), extra), extra]
+                if name in ROUNDINGS:
+                    groups = b.udiv(b.times(rows, width), extra)
+                    arguments = [x, other, *parts, groups, extra]
+                elif name == "Normalize":
+                    norms = b.udiv(b.times(rows, width), indices[3])
+                    arguments = [y, x, other, norms, indices[3], extra]
+                elif name == "MatMul":
+                    arguments = [board, extra, other, *parts, y, rows]
+                elif name == "Rotate":
+                    arguments = [y, x, other, third, rows, width, extra]
+                elif name == "Store":
+                    arguments = [x, other, *layout, rows, extra]
+                elif name == "Attend":
+                    positions, firsts, blocks = layout
+                    arguments = [board, extra, x, positions, firsts, y, blocks, rows]
                 b.call(module.get_global(name), arguments)
     b.write(I64(0), board, running)
     b.ret_void()

@@ -1,5 +1,6 @@
 """Integer products of activations and compressed weights in place of the plugin's, with what lies
-between them: for processors with AVX2 and without VNNI, where the plugin unpacks weights to floats.
+between them, for processors with AVX2. Without VNNI the plugin unpacks weights to floats; with it
+the kernels are faster where a decoder becomes one node.
 
 Activations are rounded to 8 bits, with one scale for each group of columns. The products of a group
 are summed as integers, and groups are added in their order. So an output has the same bits whatever
@@ -18,12 +19,16 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from ..faults import ModelError
+from .attention import Attention, remove_cache, take_attention
 from .fusion import Program, find_segments, write_program
 from .graph import products_by_input, raw_bytes, source_of
-from .tiles import Matrix, pack
+from .tiles import Weights, pack
 
-PROPERTY = ("PRODUCTS", "kernels")
-"""Stands among the plugin's properties of a model whose products are computed here."""
+FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
+"""Among the plugin's properties of a model stands what computes it where there are kernels."""
+
+WHOLE = 2  # nodes of a decoder that is computed as one: before its last rows are chosen, and after
 
 WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")  # values of ONEDNN_MAX_CPU_ISA
 
@@ -39,7 +44,16 @@ one, and what that adds to a zero point."""
 
 def plugin_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Those that the plugin knows."""
-    return {name: value for name, value in properties if (name, value) != PROPERTY}
+    return {name: value for name, value in properties if name != FORWARD}
+
+
+def forward_by(computing: str) -> tuple[str, str]:
+    """The property of a model that KERNELS or PLUGIN compute on a processor like this one."""
+    return FORWARD, f"{computing} ({'VNNI' if vnni() else 'AVX2'})"
+
+
+def in_kernels(properties: Iterable[tuple[str, str]]) -> bool:
+    return any(name == FORWARD and value.startswith(KERNELS) for name, value in properties)
 
 
 def limited() -> bool:
@@ -49,15 +63,31 @@ def limited() -> bool:
 
 @cache
 def available() -> bool:
-    """Whether this processor has AVX2 and no VNNI (or oneDNN must not use it), and llvmlite is
-    installed."""
+    """Whether this processor has AVX2, and llvmlite is installed."""
     if os.name != "posix" or importlib.util.find_spec("llvmlite") is None:
         return False
+    features = _features()
+    return all(features.get(name) for name in ("avx2", "fma", "f16c"))
+
+
+@cache
+def vnni() -> str:
+    """What the processor has for products with VNNI, as LLVM names it; nothing where oneDNN must
+    not use it."""
+    from .kernel_code import AVX512_VNNI, AVX_VNNI
+
+    features = {} if limited() else _features()
+    for names in (AVX512_VNNI, AVX_VNNI):
+        if all(features.get(name.strip("+")) for name in names.split(",")):
+            return names
+    return ""
+
+
+def _features() -> dict[str, bool]:
     from llvmlite import binding
 
-    features = binding.get_host_cpu_features()
-    vnni = not limited() and (features.get("avx512vnni") or features.get("avxvnni"))
-    return not vnni and all(features.get(name) for name in ("avx2", "fma", "f16c"))
+    features: dict[str, bool] = binding.get_host_cpu_features()
+    return features
 
 
 @cache
@@ -65,7 +95,7 @@ def shared() -> Any:
     """The `kernel_code.Kernels` of this process."""
     from .kernel_code import Kernels
 
-    return Kernels()
+    return Kernels(vnni())
 
 
 class FusedSegment(ov.Op):  # type: ignore[misc]
@@ -82,7 +112,7 @@ class FusedSegment(ov.Op):  # type: ignore[misc]
         first = sum(self._tensors)
         constants = [constant.ctypes.data for constant in program.constants]
         self._registers = first + len(constants)
-        self._slots = np.zeros(self._registers + len(program.registers), np.int64)
+        self._slots = np.zeros(self._registers + len(program.registers) + 2, np.int64)
         self._slots[first : self._registers] = constants
         # In lines of the processor's cache.
         *starts, self._row_bytes = accumulate(
@@ -95,11 +125,11 @@ class FusedSegment(ov.Op):  # type: ignore[misc]
         self.constructor_validate_and_infer_types()
 
     def validate_and_infer_types(self) -> None:
-        rows = list(self.get_input_partial_shape(0))[:-1]
+        first = list(self.get_input_partial_shape(0))
         self.set_output_size(len(self.program.outputs))
-        for index, width in enumerate(self.program.outputs):
-            shape = ov.PartialShape([*rows, ov.Dimension(width)])
-            self.set_output_type(index, ov.Type.f32, shape)
+        for index, sizes in enumerate(self.program.outputs):
+            shape = [first[axis] if size < 0 else size for axis, size in enumerate(sizes)]
+            self.set_output_type(index, ov.Type.f32, ov.PartialShape(shape))
 
     def clone_with_new_inputs(self, inputs: list[ov.Output]) -> ov.Node:
         return FusedSegment(inputs, self.program, self.number)
@@ -118,42 +148,63 @@ class FusedSegment(ov.Op):  # type: ignore[misc]
         tensors += [outputs[index] for index in range(outputs_count)]
         widths = self.program.inputs
         rows = tensors[0].size // widths[0]
-        if any(tensor.size != rows * width for tensor, width in zip(tensors, widths, strict=False)):
+        if any(
+            width and tensor.size != rows * width
+            for tensor, width in zip(tensors, widths, strict=False)
+        ):
             return False  # no decoder: the code would read beyond an input
         kernels = shared()
         with kernels.lock:
             memory = rows, kernels.room(rows * self._row_bytes)
             if memory != self._memory:
                 self._memory = memory
-                self._slots[self._registers :] = memory[1] + rows * self._starts
+                self._slots[self._registers : -2] = memory[1] + rows * self._starts
             self._slots[: len(tensors)] = [_address(tensor) for tensor in tensors]
             kernels.run(*self._arguments, rows)
         return True
+
+
+def is_whole(model: ov.Model) -> bool:
+    """Whether a decoder that `use_kernels` changed is computed as one."""
+    kinds = [node.get_type_name() for node in model.get_ops()]
+    return 0 < kinds.count(FusedSegment.__name__) <= WHOLE
 
 
 def _address(tensor: ov.Tensor) -> int:
     return addressof(c_char.from_buffer(tensor.data))  # 1 us less than `data.ctypes.data`
 
 
-def use_kernels(model: ov.Model) -> None:
-    """Replace the products of compressed weights, where `pack` knows their shape, and what lies
-    between them, in place."""
+def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False) -> list[Attention]:
+    """Replace the products of compressed weights, where the code knows their shape, and what lies
+    between them, in place. With `attend` also attention, if the kernels can compute all of it; it
+    is given back, and its caches are to be set. Raises ModelError for a decoder in pieces if
+    `only_whole`."""
     products = [product for sharing in products_by_input(model) for product in sharing]
+    found = {
+        product.get_name(): _weights(product.input_value(1).get_node()) for product in products
+    }
+    weights = {name: stored for name, stored in found.items() if stored and stored.group}
+    attentions = take_attention(model) if attend else {}
+    segments = find_segments(model, weights, attentions)
+    if only_whole and len(segments) > WHOLE:
+        raise ModelError("The kernels compute this decoder in pieces; with VNNI the plugin does.")
     with ThreadPoolExecutor() as pool:
-        weights = (product.input_value(1).get_node() for product in products)
-        packed = zip(products, pool.map(_packed, weights), strict=True)
-        matrices = {product.get_name(): matrix for product, matrix in packed if matrix}
+        matrices = dict(zip(weights, pool.map(pack, weights.values()), strict=True))
     replaced: dict[str, ov.Output] = {}
-    for segment in find_segments(model, matrices):
+    for segment in segments:
         inputs = [replaced.get(key, source) for key, source in segment.inputs.items()]
-        made = FusedSegment(inputs, write_program(segment), next(FusedSegment.numbers))
+        program = write_program(segment, matrices)
+        made = FusedSegment(inputs, program, next(FusedSegment.numbers))
         for output, step in zip(made.outputs(), segment.outputs, strict=True):
             step.node.output(0).replace(output)
             replaced[step.name] = output
+    if attentions:
+        remove_cache(model)
     model.validate_nodes_and_infer_types()
+    return list(attentions.values())
 
 
-def _packed(node: ov.Node) -> Matrix | None:
+def _weights(node: ov.Node) -> Weights | None:
     """The weights of an expression (stored - zero) * scale of constants; None for others."""
     node = source_of(node, "Convert", "Reshape")
     if node.get_type_name() != "Multiply":
@@ -176,7 +227,7 @@ def _packed(node: ov.Node) -> Matrix | None:
     if zeros is None or raw.size * 8 % (rows * bits) or zeros.size not in (1, rows * groups):
         return None
     zeros = np.broadcast_to(zeros.reshape(-1, groups) if zeros.size > 1 else zeros, scales.shape)
-    return pack(raw.reshape(rows, -1), bits, scales, (zeros + moved).astype(np.int8), flipped)
+    return Weights(raw.reshape(rows, -1), bits, scales, (zeros + moved).astype(np.int8), flipped)
 
 
 def _integers(constant: ov.Node) -> np.ndarray | None:

@@ -4,8 +4,8 @@ measures how far they do. Speculative decoding is lossless in practice only with
 
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +27,7 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
 KERNEL_WEIGHTS = 20_000_000
-"""Bytes of weights from which products are computed by `kernels` where there is no VNNI: their code
-is compiled in a second."""
+"""Bytes of weights from which `kernels` are used: their code is compiled in a second."""
 
 FIXED_SHAPES, KERNEL_SHAPES, DRAFT_SHAPES = (6, 1, 3, 12), (1, 4, 2, 3, 6, 8), (2,)
 """Numbers of tokens, the most useful first (docs/results/dropped.md). The 1 is for
@@ -80,24 +79,46 @@ def candidates(
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
     group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
     tried: list[Properties] = [(_F32, cache, group) for cache in caches]
-    if uses_kernels(source):
-        tried.insert(0, (_F32, caches[0], (GROUP, "0"), kernels.PROPERTY))
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
-    return tried if kv_cache == "u8" else [*tried, (_F32, caches[-1], (GROUP, "0"))]
+    if kv_cache != "u8":
+        tried.append((_F32, caches[-1], (GROUP, "0")))
+    if not uses_kernels(source):
+        return tried
+    own = _F32, caches[0], (GROUP, "0"), kernels.forward_by(kernels.KERNELS)
+    otherwise = kernels.forward_by(kernels.PLUGIN)
+    return [own, *((*properties, otherwise) for properties in tried)]
 
 
 def uses_kernels(source: Path | Checkpoint) -> bool:
-    """Whether `kernels` compute the products of a model with exact numerics here. Not timed: the
+    """Whether `kernels` compute a model with exact numerics here, if they can. Not timed: the
     answers of a target must not depend on a near tie."""
     ir = isinstance(source, Path)
     return ir and weights_size(source) >= KERNEL_WEIGHTS and kernels.available()
 
 
+def open_first(open_with: Callable[[Properties], Model], tried: list[Properties]) -> Model:
+    """Open a draft model with the first of these properties that are not refused. Raises
+    ModelError."""
+    for properties in tried[:-1]:
+        with suppress(ModelError):
+            return open_with(properties)
+    return open_with(tried[-1])
+
+
+def shapes_with(properties: Properties, shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The fixed shapes of a model with these properties: `shapes` if the plugin computes it."""
+    return KERNEL_SHAPES if kernels.in_kernels(properties) else shapes
+
+
 def usable(known: ModelProfile | None, source: Path | Checkpoint) -> ModelProfile | None:
-    """`known` if it was measured with the kind of products that `source` is computed with here."""
-    if known is None or (kernels.PROPERTY in known.properties) != uses_kernels(source):
+    """`known` if it was measured where the kernels were as they are here."""
+    if known is None:
         return None
-    return known
+    found = {value for name, value in known.properties if name == kernels.FORWARD}
+    here = set()
+    if uses_kernels(source):
+        here = {kernels.forward_by(by)[1] for by in (kernels.KERNELS, kernels.PLUGIN)}
+    return known if found & here or found == here else None
 
 
 def activation_group(model: ov.Model) -> int:
@@ -138,7 +159,7 @@ def open_target(
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        used_shapes = KERNEL_SHAPES if kernels.PROPERTY in properties else shapes
+        used_shapes = shapes_with(properties, shapes)
         chosen = replace(settings, properties=properties, fixed_shapes=used_shapes)
         try:
             model = open_model(source, chosen, core)

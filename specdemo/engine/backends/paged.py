@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -19,7 +19,9 @@ from ..checkpoint import Checkpoint
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
-from . import graph, kernels
+from . import attention, graph, kernels
+
+CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention
 
 COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
@@ -77,8 +79,15 @@ class Instance:
             "max_context_len": [max(ends)],
             graph.ROWS_INPUT: layout.wanted,
         }
-        for name, values in inputs.items():
-            self._bind(name, values)
+        if attention.FIRSTS in self._ports:  # as the kernels read it
+            firsts = inputs["block_indices_begins"][:-1]
+            counts = map(len, tokens)
+            inputs |= {
+                attention.POSITIONS: inputs["position_ids"],
+                attention.FIRSTS: _joined(map(repeat, firsts, counts)),
+            }
+        for name in inputs.keys() & self._ports.keys():
+            self._bind(name, inputs[name])
         for name, array in states.items():
             self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         before = perf_counter()
@@ -110,7 +119,8 @@ class PagedModel:
     attention kernel (docs/reference/numerics.md). Forwards are padded to `min_tokens`, and
     stepwise ones to the size that `costs` chooses, except a single `unpadded` run. A new size makes
     the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
-    own, once `compiling` has made them. All instances share the cache."""
+    own, once `compiling` has made them, unless kernels compute the decoder as one. All instances
+    share the cache."""
 
     paged = True
 
@@ -124,8 +134,12 @@ class PagedModel:
         self.size = 0
         core = core or ov.Core()
         self.plugin = kernels.plugin_properties(settings.properties)
-        self.kernels = kernels.PROPERTY in settings.properties
+        self.kernels = kernels.in_kernels(settings.properties)
+        self.attention: list[attention.Attention] = []
+        if self.kernels:
+            kernels.shared()  # LLVM ends the process if it finds no memory: before a model is read
         model = self._read(core, xml)
+        self.whole = kernels.is_whole(model)
         self.compiling = self._compile_fixed(core, model)
         try:
             compiled = core.compile_model(model, "CPU", self.plugin)
@@ -137,8 +151,10 @@ class PagedModel:
         self._dynamic = Instance(compiled)
         self._fixed: dict[int, Instance] = {}
         ports = self._dynamic.cache_ports
-        values = next(port for port in ports if port.any_name.startswith("value_cache."))
-        self.block_size = values.partial_shape[2].get_length()
+        values = [port for port in ports if port.any_name.startswith("value_cache.")]
+        self.block_size = attention.BLOCK_TOKENS
+        if values:
+            self.block_size = values[0].partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self.resize_cache(-(-CACHE_TOKENS // self.block_size))
 
@@ -153,10 +169,14 @@ class PagedModel:
             raise ModelError(f"{why}: {graph.last_line(error)}") from error
         if self.settings.hidden is not None:
             graph.add_hidden(model, self.settings.hidden)
-        if self.kernels:
-            kernels.use_kernels(model)
+        self._use_kernels(model)
         graph.fuse_products(model)
         return model
+
+    def _use_kernels(self, model: ov.Model) -> None:
+        if self.kernels:
+            attend = CACHE in self.settings.properties
+            self.attention = kernels.use_kernels(model, attend, only_whole=bool(kernels.vnni()))
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         """Further inputs of a forward of `size` tokens, by name."""
@@ -249,7 +269,7 @@ class PagedModel:
 
     def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
         """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
-        sizes = self.settings.fixed_shapes
+        sizes = () if self.whole else self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             chosen = sizes[begin : begin + COMPILED_TOGETHER]
             graphs = [graph.with_fixed_shape(model, size) for size in chosen]
@@ -273,19 +293,27 @@ class PagedModel:
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory
         is taken when a block is used for the first time."""
+        forms = [
+            (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
+            for port in self._dynamic.cache_ports
+        ]
+        for layer in self.attention:
+            forms += [(attention.CACHE_TYPE, layer.cache_shape)] * 2
         self._caches, self.block_bytes = [], 0
-        for port in self._dynamic.cache_ports:
-            kind, shape = port.element_type, [part.get_length() for part in port.partial_shape[1:]]
+        for kind, shape in forms:
             size = math.prod(shape) * kind.bitwidth // 8
             # One block more, for padding.
             memory = np.frombuffer(mmap.mmap(-1, (blocks + 1) * size), np.uint8)
             self._caches.append(ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), kind))
             self.block_bytes += size
+        addresses = [graph.raw_bytes(cache).ctypes.data for cache in self._caches]
+        for index, layer in enumerate(self.attention):
+            layer.description[4:] = addresses[2 * index : 2 * index + 2]
         self._bind_cache(self._dynamic)
         self.pool = BlockPool(blocks)
 
     def _bind_cache(self, instance: Instance) -> None:
-        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
+        for port, cache in zip(instance.cache_ports, self._caches, strict=False):
             instance.request.set_tensor(port, cache)
 
 

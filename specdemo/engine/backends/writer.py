@@ -55,6 +55,12 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
         self.store(value, place)
         return place
 
+    def room(self, kind: Any, count: int) -> Any:
+        """The address of `count` elements on the stack."""
+        with self.goto_entry_block():
+            address = self.ptrtoint(self.alloca(kind, count), I64)
+            return self.inttoptr(address, POINTER)
+
     def increase(self, variable: Any, value: Any) -> None:
         self.store(self.add(self.load(variable, typ=value.type), value), variable)
 

@@ -1,0 +1,242 @@
+"""Finds in a decoder what kernels compute of its attention: attention over the paged cache, and the
+rotation of queries and keys before it."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import openvino as ov
+
+from .graph import named_input, source_of
+from .tiles import TILE
+
+BLOCK_TOKENS = 32  # of a block of the cache
+CACHE_TYPE = ov.Type.f16
+
+POSITIONS, FIRSTS, BLOCKS = "token_positions", "first_blocks", "block_indices"
+"""Inputs, int32: of each token its position and the index of its sequence's first block among the
+blocks of all."""
+
+REPLACED = ("past_lens", "subsequence_begins", "block_indices_begins", "max_context_len")
+_SIZES = ("num_k_heads", "num_v_heads", "k_head_size", "v_head_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of a layer over blocks of a cache, which has `key_heads` heads of `size` values.
+    The code reads `description`: heads, key heads, size, bits of the scale, and the addresses of
+    keys and values."""
+
+    key_heads: int
+    size: int
+    description: np.ndarray
+    layout: tuple[ov.Output, ...]
+
+    @property
+    def cache_shape(self) -> list[int]:
+        return [self.key_heads, BLOCK_TOKENS, self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary positions of heads of `size` values. `inner` has the nodes between, by name."""
+
+    x: ov.Output
+    cosines: ov.Output
+    sines: ov.Output
+    size: int
+    inner: dict[str, ov.Node]
+
+
+def take_attention(model: ov.Model) -> dict[str, Attention]:
+    """The attention nodes of a paged decoder by their names, in order, with inputs for the layout
+    in the model; none unless kernels compute all of them."""
+    nodes = [node for node in model.get_ordered_ops() if "PagedAttention" in node.get_type_name()]
+    if not nodes or not all(map(_is_plain, nodes)):
+        return {}
+    layout = [named_input(name, [-1], ov.Type.i32) for name in (POSITIONS, FIRSTS)]
+    model.add_parameters(layout)
+    inputs = *(node.output(0) for node in layout), model.input(BLOCKS).node.output(0)
+    found = {}
+    for node in nodes:
+        key_heads, _, size, _ = _sizes(node)
+        heads = node.get_input_partial_shape(0)[-1].get_length() // size
+        scale = node.input_value(9).get_node().get_tensor_view().data.astype(np.float32)
+        numbers = [heads, key_heads, size, int(scale.view(np.int32).reshape(-1)[0]), 0, 0]
+        found[node.get_name()] = Attention(key_heads, size, np.array(numbers, np.int64), inputs)
+    return found
+
+
+def remove_cache(model: ov.Model) -> None:
+    """Remove the inputs that only attention in the graph needs."""
+    for parameter in model.get_parameters():
+        name = parameter.output(0).get_any_name()
+        if "_cache." in name or name in REPLACED:
+            model.remove_parameter(parameter)
+
+
+def _sizes(node: ov.Node) -> list[int]:
+    info = node.get_rt_info()
+    return [info[name].astype(int) if name in info else 0 for name in _SIZES]
+
+
+def _is_plain(node: ov.Node) -> bool:
+    """Whether a token attends to all tokens before it, with nothing added."""
+    key_heads, value_heads, size, value_size = _sizes(node)
+    values = [value.get_node() for value in node.input_values()]
+    scale, window, slopes = values[9:12]
+    empty = [slopes, *values[20:21]]
+    return (
+        key_heads == value_heads > 0
+        and size == value_size
+        and size % TILE == 0
+        and scale.get_type_name() == window.get_type_name() == "Constant"
+        and not window.get_tensor_view().data.any()
+        and all(0 in list(extra.get_output_shape(0)) for extra in empty)
+    )
+
+
+def key_of(output: ov.Output) -> str:
+    """The name of a node, with the index of any but its first output."""
+    name, index = output.get_node().get_name(), output.get_index()
+    return f"{name}.{index}" if index else name
+
+
+def behind(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
+    """The output of which `output` is a view, the same values in the same order with the tokens
+    first, and the nodes between."""
+    between: dict[str, ov.Node] = {}
+    while token_width(output):
+        node = output.get_node()
+        kind = node.get_type_name()
+        if kind == "Transpose":
+            order = node.input_value(1).get_node()
+            if order.get_type_name() != "Constant":
+                break
+            sizes = node.get_input_partial_shape(0)
+            moved = [axis for axis in order.get_tensor_view().data if sizes[int(axis)] != 1]
+            if moved != sorted(moved):
+                break
+        elif kind not in ("Reshape", "Unsqueeze", "Squeeze"):
+            break
+        if not token_width(node.input_value(0)):
+            break
+        between |= {node.get_name(): node} | _shape_of(node)
+        output = node.input_value(0)
+    return output, between
+
+
+def _shape_of(node: ov.Node) -> dict[str, ov.Node]:
+    """The nodes that compute the shape to which a Reshape brings its input, by name."""
+    found = {}
+    reached = [value.get_node() for value in node.input_values()[1:]]
+    while reached:
+        node = reached.pop()
+        found[node.get_name()] = node
+        if node.get_type_name() in ("Concat", "Gather", "Unsqueeze"):
+            reached += [value.get_node() for value in node.input_values()]
+    return found
+
+
+def token_width(output: ov.Output) -> int:
+    """The values of a token in an output [tokens, ...]; 0 for other shapes."""
+    shape = output.get_partial_shape()
+    if shape.rank.is_dynamic or len(shape) < 2:
+        return 0
+    _, *others = shape
+    if any(size.is_dynamic for size in others):
+        return 0
+    return int(np.prod([size.get_length() for size in others]))
+
+
+def rotation(node: ov.Node) -> Rotation | None:
+    """What `node` turns, if it is x * cosines + concat(-second half of x, first half) * sines."""
+    if node.get_type_name() != "Add" or not token_width(node.output(0)):
+        return None
+    terms = [value.get_node() for value in node.input_values()]
+    if any(term.get_type_name() != "Multiply" for term in terms):
+        return None
+    for straight, crossed in (terms, terms[::-1]):
+        for swapped, sines in _both_ways(crossed):
+            if (halves := _swapped_halves(swapped)) is None:
+                continue
+            x, inner = halves
+            size = x.get_partial_shape()[-1].get_length()
+            for same, cosines in _both_ways(straight):
+                widths = {token_width(cosines), token_width(sines)}
+                if key_of(same) == key_of(x) and widths == {size} and size % TILE == 0:
+                    inner |= {term.get_name(): term for term in terms}
+                    return Rotation(x, cosines, sines, size, inner)
+    return None
+
+
+def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] | None:
+    """The x of concat(-second half, first half) along the last axis, and the nodes; None for
+    anything else."""
+    node = output.get_node()
+    if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
+        return None
+    negated, first = node.input_values()
+    if (second := _negated(negated.get_node())) is None:
+        return None
+    before, after = _part(first), _part(second)
+    if before is None or after is None:
+        return None
+    (x, *low), (other, *high) = before, after
+    size = x.get_partial_shape()[-1].get_length()
+    last = len(x.get_partial_shape()) - 1
+    halves = [0, size // 2], [size // 2, size]
+    if key_of(x) != key_of(other) or (low, high) != halves:
+        return None
+    if node.get_attributes()["axis"] not in (-1, last):
+        return None
+    nodes = [node, negated.get_node(), first.get_node(), second.get_node()]
+    return x, {node.get_name(): node for node in nodes}
+
+
+def _part(output: ov.Output) -> tuple[ov.Output, int, int] | None:
+    """Of which output this is a part of the last axis, from where to where; None for others."""
+    node = output.get_node()
+    x, *numbers = node.input_values() or [output]
+    last = x.get_partial_shape()
+    if last.rank.is_dynamic or not len(last) or last[-1].is_dynamic:
+        return None
+    numbers = [_integer(number) for number in numbers]
+    axes, size = (-1, len(last) - 1), last[-1].get_length()
+    if node.get_type_name() == "VariadicSplit" and numbers[0] in axes:
+        ends = [
+            0,
+            *accumulate(part.get_partial_shape()[-1].get_length() for part in node.outputs()),
+        ]
+        return x, ends[output.get_index()], ends[output.get_index() + 1]
+    if node.get_type_name() == "Slice" and numbers[2:] in ([1, axis] for axis in axes):
+        begin, end = numbers[:2]
+        if begin is not None and end is not None and 0 <= begin < end:
+            return x, begin, min(end, size)
+    return None
+
+
+def _integer(output: ov.Output) -> int | None:
+    """The value of a constant with one element; None for anything else."""
+    node = output.get_node()
+    if node.get_type_name() != "Constant" or np.prod(node.get_output_shape(0)) != 1:
+        return None
+    return int(node.get_tensor_view().data.reshape(-1)[0])
+
+
+def _both_ways(product: ov.Node) -> list[tuple[ov.Output, ov.Output]]:
+    first, second = product.input_values()
+    return [(first, second), (second, first)]
+
+
+def _negated(node: ov.Node) -> ov.Output | None:
+    """The output of which `node` gives the negative; None for another node."""
+    if node.get_type_name() == "Negative":
+        return node.input_value(0)
+    if node.get_type_name() != "Multiply":
+        return None
+    for value, factor in _both_ways(node):
+        constant = source_of(factor.get_node(), "Convert")
+        if constant.get_type_name() == "Constant" and np.all(constant.get_tensor_view().data == -1):
+            return value
+    return None

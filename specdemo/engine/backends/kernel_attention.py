@@ -1,0 +1,215 @@
+"""Attention over a paged KV cache as machine code, with rotary positions. Importing this needs
+llvmlite."""
+
+from typing import Any
+
+from llvmlite import ir
+
+from .attention import BLOCK_TOKENS
+from .kernel_steps import exponential, fused
+from .writer import FLOAT, FLOATS, I32, I64, INTS, LANES, POINTER, Writer, filled
+
+HALF = ir.HalfType()
+HALVES = ir.VectorType(HALF, LANES)
+PIECES = BLOCK_TOKENS // LANES  # vectors that hold a number for each token of a block
+NEVER = float("-inf")
+
+HEADS, AT_ONCE = 4, 2
+"""Heads and vectors whose sums are in registers together; so a head's size is a multiple of 16."""
+
+
+def write_rotate(module: ir.Module) -> None:
+    """Turn the pairs (i, i + size / 2) of each head by the angles whose cosines and sines come with
+    the row (RoPE, arXiv 2104.09864, in the order of Llama): y, x, cosines, sines, rows, width,
+    size of a head."""
+    b = Writer(module, "Rotate", [POINTER] * 4 + [I64] * 3)
+    y, x, cosines, sines, rows, width, size = b.function.args
+    half = b.udiv(size, I64(2))
+    with b.loop(0, rows) as row, b.loop(0, b.udiv(width, size)) as head:
+        begin = b.plus(b.times(row, width), b.times(head, size))
+        with b.loop(0, half, LANES) as index:
+            low, high = b.plus(begin, index), b.plus(begin, index, half)
+            turned = b.plus(b.times(row, size), index)
+            first, second = b.read(x, low, FLOATS), b.read(x, high, FLOATS)
+            for place, value, other, offset in (
+                (low, first, b.fneg(second), 0),
+                (high, second, first, half),
+            ):
+                angle = b.plus(turned, offset)
+                sine = b.fmul(other, b.read(sines, angle, FLOATS))
+                b.write(fused(b, value, b.read(cosines, angle, FLOATS), sine), y, place)
+    b.ret_void()
+
+
+def write_store(module: ir.Module) -> None:
+    """Put keys and values of rows into their places of the cache: keys, values, positions, first
+    blocks, blocks, rows, description of the attention. In a block keys are [head size, tokens]
+    and values [tokens, head size]."""
+    b = Writer(module, "Store", [POINTER] * 5 + [I64] * 2)
+    keys, values, positions, firsts, blocks, rows, attention = b.function.args
+    attention = b.inttoptr(attention, POINTER)
+    heads, size = b.read(attention, 1, I64), b.read(attention, 2, I64)
+    kept_keys, kept_values = (b.read(attention, index, POINTER) for index in (4, 5))
+    with b.loop(0, rows) as row:
+        position = b.sext(b.read(positions, row, I32), I64)
+        block = _block(b, blocks, b.read(firsts, row, I32), b.udiv(position, I64(BLOCK_TOKENS)))
+        token = b.urem(position, I64(BLOCK_TOKENS))
+        with b.loop(0, heads) as head, b.loop(0, size, LANES) as index:
+            source = b.plus(b.times(b.plus(b.times(row, heads), head), size), index)
+            start = b.times(b.plus(b.times(block, heads), head), size, BLOCK_TOKENS)
+            rounded = b.fptrunc(b.read(values, source, FLOATS), HALVES)
+            b.write(rounded, kept_values, b.plus(start, b.times(token, size), index))
+            rounded = b.fptrunc(b.read(keys, source, FLOATS), HALVES)
+            for lane in range(LANES):
+                place = b.plus(start, b.times(b.plus(index, lane), BLOCK_TOKENS), token)
+                b.write(b.extract_element(rounded, I32(lane)), kept_keys, place)
+    b.ret_void()
+
+
+def write_attend(module: ir.Module, job: int) -> Any:
+    """Compute the attention of the job on the board for one row and the heads that share a key:
+    board, and number of the row and the key's head. Blocks are read in order, with the softmax
+    computed along (arXiv 1805.02867), so the bits depend on the row alone."""
+    together = [_write_heads(module, job, count) for count in range(1, HEADS + 1)]
+    b = Writer(module, "attend", [POINTER, I64])
+    board, unit = b.function.args
+    attention = b.read(board, job, POINTER)
+    heads, key_heads = (b.read(attention, index, I64) for index in range(2))
+    row, key_head = b.udiv(unit, key_heads), b.urem(unit, key_heads)
+    shared = b.udiv(heads, key_heads)
+    with b.loop(0, shared, HEADS) as member:
+        left = b.sub(shared, member)
+        head = b.plus(b.times(key_head, shared), member)
+        for count, compute_heads in enumerate(together, 1):
+            compare = ">=" if count == HEADS else "=="
+            with b.if_then(b.icmp_signed(compare, left, I64(count))):
+                b.call(compute_heads, [board, row, key_head, head])
+    b.ret_void()
+    return b.function
+
+
+def _write_heads(module: ir.Module, job: int, count: int) -> Any:
+    """The attention of `count` heads of a row: board, row, the key's head, and the first head. Each
+    key and value is unpacked once for all of them."""
+    b = Writer(module, f"attend_{count}", [POINTER, I64, I64, I64])
+    board, row, key_head, head = b.function.args
+    attention, queries, positions, firsts, y, blocks = (
+        b.read(board, job + index, POINTER) for index in range(6)
+    )
+    heads, key_heads, size, scale = (b.read(attention, index, I64) for index in range(4))
+    keys, values = (b.read(attention, index, POINTER) for index in (4, 5))
+    scale = b.splat(b.bitcast(b.trunc(scale, I32), FLOAT))
+    last = b.sext(b.read(positions, row, I32), I64)
+    first = b.read(firsts, row, I32)
+    begins = [b.times(b.plus(b.times(row, heads), head, index), size) for index in range(count)]
+    asked = [b.place(queries, begin, FLOAT) for begin in begins]
+    results = [b.place(y, begin, FLOAT) for begin in begins]
+    weights = [b.room(FLOAT, BLOCK_TOKENS) for _ in begins]
+    tops = [b.variable(FLOAT(NEVER)) for _ in begins]
+    totals = [b.variable(filled(FLOATS, 0.0)) for _ in begins]
+    for result in results:
+        with b.loop(0, size, LANES) as index:
+            b.write(filled(FLOATS, 0.0), result, index)
+    with b.loop(0, b.plus(last, 1), BLOCK_TOKENS) as start:
+        block = _block(b, blocks, first, b.udiv(start, I64(BLOCK_TOKENS)))
+        place = b.times(b.plus(b.times(block, key_heads), key_head), size, BLOCK_TOKENS)
+        scores = _scores(b, asked, b.place(keys, place, HALF), size)
+        left = b.sub(last, start)  # index in the block of the last token that is read
+        factors = [
+            _weigh(b, of_head, scale, left, *state)
+            for of_head, *state in zip(scores, tops, totals, weights, strict=True)
+        ]
+        read = b.plus(left, 1)
+        read = b.select(b.icmp_signed("<", read, I64(BLOCK_TOKENS)), read, I64(BLOCK_TOKENS))
+        _add_values(b, results, b.place(values, place, HALF), size, read, weights, factors)
+    for result, total in zip(results, totals, strict=True):
+        sum_ = b.load(total, typ=FLOATS)
+        sum_ = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), sum_)
+        inverse = b.splat(b.fdiv(FLOAT(1.0), sum_))
+        with b.loop(0, size, LANES) as index:
+            b.write(b.fmul(b.read(result, index, FLOATS), inverse), result, index)
+    b.ret_void()
+    return b.function
+
+
+def _block(b: Writer, blocks: Any, first: Any, number: Any) -> Any:
+    """Which block of the cache holds the block `number` of a sequence."""
+    return b.sext(b.read(blocks, b.plus(b.sext(first, I64), number), I32), I64)
+
+
+def _scores(b: Writer, asked: list[Any], keys: Any, size: Any) -> list[list[Any]]:
+    """Products of queries and the keys of a block, a vector for each LANES tokens."""
+    scores: list[list[Any]] = [[] for _ in asked]
+    for first in range(0, PIECES, AT_ONCE):
+        sums = [[b.variable(filled(FLOATS, 0.0)) for _ in range(AT_ONCE)] for _ in asked]
+        with b.loop(0, size) as index:
+            place = b.plus(b.times(index, BLOCK_TOKENS), first * LANES)
+            of_tokens = [
+                b.fpext(b.read(keys, b.plus(place, piece * LANES), HALVES), FLOATS)
+                for piece in range(AT_ONCE)
+            ]
+            for query, of_query in zip(asked, sums, strict=True):
+                factor = b.splat(b.read(query, index, FLOAT))
+                for key, sum_ in zip(of_tokens, of_query, strict=True):
+                    b.store(fused(b, factor, key, b.load(sum_, typ=FLOATS)), sum_)
+        for found, of_query in zip(scores, sums, strict=True):
+            found += [b.load(sum_, typ=FLOATS) for sum_ in of_query]
+    return scores
+
+
+def _weigh(
+    b: Writer, scores: list[Any], scale: Any, last: Any, top: Any, total: Any, weights: Any
+) -> Any:
+    """Put exp(score - top) of the block's tokens up to `last` into `weights` and add them to
+    `total`, once `top` is at least their largest score. Gives by what earlier sums shrink."""
+    number = b.splat(b.trunc(last, I32))
+    read, limited = [], []
+    for piece, score in enumerate(scores):
+        tokens = ir.Constant(INTS, [*range(piece * LANES, (piece + 1) * LANES)])
+        read.append(b.icmp_signed("<=", tokens, number))
+        limited.append(b.select(read[-1], b.fmul(score, scale), filled(FLOATS, NEVER)))
+    largest = limited[0]
+    for score in limited[1:]:
+        largest = b.select(b.fcmp_ordered(">", score, largest), score, largest)
+    largest = b.call_system("llvm.vector.reduce.fmax.v8f32", FLOAT, largest)
+    before = b.load(top, typ=FLOAT)
+    now = b.select(b.fcmp_ordered(">", largest, before), largest, before)
+    b.store(now, top)
+    factor = exponential(b, b.splat(b.fsub(before, now)))
+    sum_ = b.fmul(b.load(total, typ=FLOATS), factor)
+    for piece, (seen, score) in enumerate(zip(read, limited, strict=True)):
+        weight = exponential(b, b.fsub(score, b.splat(now)))
+        weight = b.select(seen, weight, filled(FLOATS, 0.0))
+        b.write(weight, weights, piece * LANES)
+        sum_ = b.fadd(sum_, weight)
+    b.store(sum_, total)
+    return factor
+
+
+def _add_values(
+    b: Writer,
+    results: list[Any],
+    values: Any,
+    size: Any,
+    count: Any,
+    weights: list[Any],
+    factors: list[Any],
+) -> None:
+    """result = factor * result + the sum of the first `count` values of a block by their weights,
+    for each head."""
+    with b.loop(0, size, AT_ONCE * LANES) as begin:
+        places = [b.plus(begin, piece * LANES) for piece in range(AT_ONCE)]
+        sums = [
+            [b.variable(b.fmul(b.read(result, place, FLOATS), factor)) for place in places]
+            for result, factor in zip(results, factors, strict=True)
+        ]
+        with b.loop(0, count) as token:
+            row = b.place(values, b.times(token, size), HALF)
+            of_token = [b.fpext(b.read(row, place, HALVES), FLOATS) for place in places]
+            for of_head, of_weights in zip(sums, weights, strict=True):
+                weight = b.splat(b.read(of_weights, token, FLOAT))
+                for value, sum_ in zip(of_token, of_head, strict=True):
+                    b.store(fused(b, weight, value, b.load(sum_, typ=FLOATS)), sum_)
+        for result, of_head in zip(results, sums, strict=True):
+            for place, sum_ in zip(places, of_head, strict=True):
+                b.write(b.load(sum_, typ=FLOATS), result, place)
