@@ -16,7 +16,7 @@ from .fusion import ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
 from .kernel_steps import write_operations, write_round, write_run
 from .tiles import BITS, ROWS, TILE
-from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
+from .writer import FLOAT, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
 
 PARTS = 4  # of a thread's share of a product: another thread that is ready takes from them
 
@@ -30,7 +30,7 @@ DONE, THREADS, RUNNING, JOB, NEXT = (LINE * line for line in range(5))
 done; of threads; whether `run` runs; the arguments of a product; and for each thread, the next part
 of its share."""
 
-AVX512_VNNI, AVX_VNNI = "+avx512vl,+avx512vnni", "+avxvnni"
+AVX512_VNNI, AVX_VNNI = "+avx512f,+avx512bw,+avx512vl,+avx512vnni", "+avxvnni"
 
 BRIEF_ROWS, BRIEF_STEPS = 16, 64  # up to here Python waits for a segment
 
@@ -43,7 +43,6 @@ UNROLLED = 4
 fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
 
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
-HALVES, ZEROS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(I8, LANES)
 
 
 class Kernels:
@@ -147,6 +146,11 @@ def _functions(vnni: str) -> dict[str, Any]:
 def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
     """Compute a tile of the job on the board for some rows: board, tile, and the first row."""
     b = Writer(module, f"tile_{bits}_{rows}", [POINTER, I64, I64])
+    lanes = TILE if vnni == AVX512_VNNI else LANES
+    floats, ints, bytes_ = (
+        ir.VectorType(kind, count)
+        for kind, count in ((FLOAT, lanes), (I32, lanes), (I8, 4 * lanes))
+    )
     board, tile, first_row = b.function.args
     matrix, x, x_scales, x_sums, y = (b.read(board, JOB + index, POINTER) for index in range(5))
     words, scales, zeros = (b.read(matrix, index, POINTER) for index in range(3))
@@ -154,37 +158,39 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
         b.read(matrix, index, I64) for index in range(3, 9)
     )
     words = b.place(words, b.times(tile, groups, steps, 4 * TILE), I8)
-    scales = b.place(scales, b.times(tile, scales_tile), HALVES)
-    zeros = b.place(zeros, b.times(tile, scales_tile), ZEROS)
+    scales = b.place(scales, b.times(tile, scales_tile), ir.HalfType())
+    zeros = b.place(zeros, b.times(tile, scales_tile), I8)
     x = b.place(x, b.times(first_row, columns), I8)
     x_scales, x_sums = (
         b.place(values, b.times(first_row, groups), FLOAT) for values in (x_scales, x_sums)
     )
     y = b.place(y, b.plus(b.times(first_row, outputs), b.times(tile, TILE)), FLOAT)
-    cells = [(row, half) for row in range(rows) for half in range(2)]
-    totals = {cell: b.variable(filled(FLOATS, 0.0)) for cell in cells}
+    starts = range(0, TILE, lanes)
+    cells = list(product(range(rows), starts))
+    totals = {cell: b.variable(filled(floats, 0.0)) for cell in cells}
     with b.loop(0, groups) as group:
-        sums = {cell: b.variable(filled(INTS, 0)) for cell in cells}
+        sums = {cell: b.variable(filled(ints, 0)) for cell in cells}
         with b.loop(0, steps, UNROLLED) as step:
             pair_sums: dict[tuple[int, int], Any] = {}
             for number in range(UNROLLED):
                 index = b.plus(b.times(group, steps), step, number)
-                halves = [
-                    b.read(words, b.plus(b.times(index, 64), half), BYTES) for half in (0, 32)
-                ]
+                place = b.times(index, 4 * TILE)
+                stored = {
+                    start: b.read(words, b.plus(place, 4 * start), bytes_) for start in starts
+                }
                 column = b.times(index, 32 // bits)
                 for part, row in product(range(8 // bits), range(rows)):
                     of_row = b.plus(b.times(columns, row), column, 4 * part)
                     four = b.read(b.place(x, of_row, I8), 0, I32)
-                    values = b.bitcast(b.splat(four), BYTES)
-                    for half, stored in enumerate(halves):
-                        cell = row, half
+                    values = b.bitcast(b.splat(four, lanes), bytes_)
+                    for start in starts:
+                        cell = row, start
                         if vnni:
-                            weights = _unsigned(b, bits, part, stored)
-                            sum_ = b.load(sums[cell], typ=INTS)
+                            weights = _unsigned(b, bits, part, stored[start])
+                            sum_ = b.load(sums[cell], typ=ints)
                             b.store(_add_fours(b, sum_, weights, values), sums[cell])
                             continue
-                        pairs = _pairs(b, bits, part, stored, values)
+                        pairs = _pairs(b, bits, part, stored[start], values)
                         if bits == 8:
                             b.increase(sums[cell], _fours(b, pairs))
                         elif cell in pair_sums:
@@ -196,26 +202,27 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
                             pair_sums[cell] = pairs
             for cell, pairs in pair_sums.items():
                 b.increase(sums[cell], _fours(b, pairs))
-        for half in range(2):
-            start = b.plus(b.times(group, pace), half * LANES)
-            scale = b.fpext(b.read(scales, start, HALVES), FLOATS)
-            zero = b.sitofp(b.read(zeros, start, ZEROS), FLOATS)
+        for start in starts:
+            place = b.plus(b.times(group, pace), start)
+            scale = b.fpext(b.read(scales, place, ir.VectorType(ir.HalfType(), lanes)), floats)
+            zero = b.sitofp(b.read(zeros, place, ir.VectorType(I8, lanes)), floats)
             if vnni and bits == 8:  # as in `_unsigned`
-                zero = b.fadd(zero, filled(FLOATS, 128.0))
+                zero = b.fadd(zero, filled(floats, 128.0))
             for row in range(rows):
                 of_row = b.plus(b.times(groups, row), group)
-                x_scale, x_sum = (b.splat(b.read(of, of_row, FLOAT)) for of in (x_scales, x_sums))
-                integers = b.sitofp(b.load(sums[row, half], typ=INTS), FLOATS)
+                x_scale, x_sum = (
+                    b.splat(b.read(of, of_row, FLOAT), lanes) for of in (x_scales, x_sums)
+                )
+                integers = b.sitofp(b.load(sums[row, start], typ=ints), floats)
                 # Exact: both are integers below 2 ** 24.
                 integers = b.fsub(integers, b.fmul(zero, x_sum))
-                total = b.load(totals[row, half], typ=FLOATS)
-                added = b.call_system(
-                    "llvm.fma.v8f32", FLOATS, integers, b.fmul(scale, x_scale), total
-                )
-                b.store(added, totals[row, half])
-    for row, half in cells:
-        total = b.load(totals[row, half], typ=FLOATS)
-        b.write(total, y, b.plus(b.times(outputs, row), half * LANES))
+                total = b.load(totals[row, start], typ=floats)
+                factor = b.fmul(scale, x_scale)
+                added = b.call_system(f"llvm.fma.v{lanes}f32", floats, integers, factor, total)
+                b.store(added, totals[row, start])
+    for row, start in cells:
+        total = b.load(totals[row, start], typ=floats)
+        b.write(total, y, b.plus(b.times(outputs, row), start))
     b.ret_void()
     return b.function
 
@@ -224,14 +231,17 @@ def _unsigned(b: Writer, bits: int, part: int, stored: Any) -> Any:
     """Weights of 8 bits and 128, or of 4 bits: part 0 of the stored bytes are the low halves, part
     1 the high ones."""
     if bits == 8:
-        return b.xor(stored, filled(BYTES, -128))
-    return b.lshr(stored, filled(BYTES, 4)) if part else b.and_(stored, filled(BYTES, 15))
+        return b.xor(stored, filled(stored.type, -128))
+    if part:
+        return b.lshr(stored, filled(stored.type, 4))
+    return b.and_(stored, filled(stored.type, 15))
 
 
 def _add_fours(b: Writer, sums: Any, weights: Any, values: Any) -> Any:
     """Sums of four neighbours, 32 bits, added to those before."""
-    operands = (b.bitcast(operand, INTS) for operand in (weights, values))
-    return b.call_system("llvm.x86.avx512.vpdpbusd.256", INTS, sums, *operands)
+    operands = (b.bitcast(operand, sums.type) for operand in (weights, values))
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.type.count}"
+    return b.call_system(name, sums.type, sums, *operands)
 
 
 def _pairs(b: Writer, bits: int, part: int, stored: Any, values: Any) -> Any:

@@ -32,10 +32,10 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
         callee = self.module.globals.get(name) or ir.Function(self.module, form, name)
         return self.call(callee, arguments)
 
-    def splat(self, value: Any) -> Any:
-        undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    def splat(self, value: Any, lanes: int = LANES) -> Any:
+        undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
         first = self.insert_element(undefined, value, I32(0))
-        return self.shuffle_vector(first, undefined, filled(INTS, 0))
+        return self.shuffle_vector(first, undefined, filled(ir.VectorType(I32, lanes), 0))
 
     def place(self, base: Any, offset: Any, kind: Any) -> Any:
         """The address `offset` elements of `kind` from `base`."""
