@@ -324,11 +324,12 @@ KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 
 @pytest.fixture(scope="module")
 def codes():
-    """Code for AVX2, and for what this processor has beside it."""
+    """Code for AVX2, for what this processor has beside it, and as AVX-VNNI has it."""
     pytest.importorskip("llvmlite")
     from specdemo.engine.backends.kernel_code import Kernels
 
-    return [Kernels(), Kernels(kernels.vnni())]
+    short = kernels.vnni().replace("+avx512f,+avx512bw,", "")  # vectors as short as those of AVX2
+    return [Kernels(instructions) for instructions in ("", kernels.vnni(), short)]
 
 
 @pytest.fixture

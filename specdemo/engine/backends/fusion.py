@@ -134,7 +134,7 @@ def _readers(node: ov.Node) -> set[str]:
 
 
 def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
-    """Give every value a slot. A register that is read for the last time takes the result."""
+    """Give every value a slot. A register that is not read any more takes a later result."""
     products = [step.weights for step in segment.steps if step.weights]
     groups = max((weights.columns // weights.group for weights in products), default=0)
     program = Program(
@@ -149,6 +149,7 @@ def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
     constant = len(slots)
     rounded = constant + len(program.constants)
     held = None  # what the registers of rounded activations hold
+    free: list[int] = []  # registers that are not read any more
     uses = Counter(key_of(source) for step in segment.steps for source in step.sources)
     for step in segment.steps:
         keys = [key_of(source) for source in step.sources]
@@ -172,20 +173,18 @@ def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
             other = rounded
         elif step.constant is not None:
             other, constant = constant, constant + 1
+        ended = [key for key in dict.fromkeys(keys) if not uses[key] and slots[key] > rounded]
+        # Attention begins to write before it has read its queries.
+        early = {"Attend": keys[1:], "Rotate": keys[:1]}.get(step.operation, keys)
+        free += [slots[key] for key in ended if key in early]
         if step.name not in slots:
-            # Attention begins to write before it has read its queries.
-            read = {"Attend": [], "Rotate": keys[:1]}.get(step.operation, keys)
-            free = (
-                slots[key]
-                for key, source in zip(keys, step.sources, strict=True)
-                if key in read
-                and not uses[key]
-                and slots[key] > rounded
-                and program.registers[slots[key] - rounded] == 4 * width
-            )
-            slots[step.name] = next(free, rounded + len(program.registers))
-            if slots[step.name] == rounded + len(program.registers):
+            fitting = (slot for slot in free if program.registers[slot - rounded] == 4 * width)
+            slots[step.name] = next(fitting, rounded + len(program.registers))
+            if slots[step.name] in free:
+                free.remove(slots[step.name])
+            else:
                 program.registers.append(4 * width)
+        free += [slots[key] for key in ended if key not in early]
         code = OPERATIONS.index(step.operation)
         program.steps.append((code, slots[step.name], x, other, third, width, number))
     return program
