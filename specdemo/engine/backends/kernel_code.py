@@ -126,7 +126,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     parsed = binding.parse_assembly(str(module))
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(cpu="haswell", features=vnni, opt=3)
-    options = binding.create_pipeline_tuning_options(speed_level=3)
+    options = binding.create_pipeline_tuning_options(speed_level=1)
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(parsed, passes)
     engine = binding.create_mcjit_compiler(parsed, machine)

@@ -10,7 +10,7 @@ the number of rows, threads and requests is.
 import importlib.util
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_char
 from functools import cache
 from itertools import accumulate, count
@@ -91,11 +91,23 @@ def _features() -> dict[str, bool]:
 
 
 @cache
-def shared() -> Any:
-    """The `kernel_code.Kernels` of this process."""
+def compiling() -> Future[Any]:
+    """The `kernel_code.Kernels` of this process, once they are compiled, which takes a second."""
+    pool = ThreadPoolExecutor(1, "kernels")
+    try:
+        return pool.submit(_compiled)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _compiled() -> Any:
     from .kernel_code import Kernels
 
     return Kernels(vnni())
+
+
+def shared() -> Any:
+    return compiling().result()
 
 
 class FusedSegment(ov.Op):  # type: ignore[misc]

@@ -137,7 +137,7 @@ class PagedModel:
         self.kernels = kernels.in_kernels(settings.properties)
         self.attention: list[attention.Attention] = []
         if self.kernels:
-            kernels.shared()  # LLVM ends the process if it finds no memory: before a model is read
+            kernels.compiling()  # while the model is read
         model = self._read(core, xml)
         self.whole = kernels.is_whole(model)
         self.compiling = self._compile_fixed(core, model)
