@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import openvino as ov
 import pytest
 from tiny_models import ir_folder
 
+from specdemo.engine import request as requests
 from specdemo.engine.backends import numerics as engine_numerics
 from specdemo.engine.messages import PREFILL_CHUNK, Round
 from specdemo.engine.scheduler import Waiting
@@ -302,3 +304,10 @@ def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(
         with pytest.raises(BadInput, match="keep to the numerics"):
             answered(session, "one two", Settings(max_new_tokens=2, numerics="fast"))
         assert len(answered(session, "one two", Settings(max_new_tokens=2)).token_ids) == 2
+
+
+def test_a_thread_that_ends_meanwhile_leaves_no_negative_share(chat, monkeypatch):
+    """Its time leaves the count of the times that threads waited."""
+    counts = iter([Counter(ended=10**12, other=1), Counter(other=2)])
+    monkeypatch.setattr(requests, "waiting_times", lambda: next(counts))
+    assert 0 <= answered(chat, "Hi", Settings(max_new_tokens=3)).share <= 1

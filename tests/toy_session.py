@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -222,7 +223,7 @@ def toy_clock() -> Iterator[None]:
         for module in ("request", "scheduler"):
             name = f"specdemo.engine.{module}.perf_counter"
             patches.enter_context(patch(name, lambda: _seconds))
-        patches.enter_context(patch("specdemo.engine.request.waited_seconds", float))
+        patches.enter_context(patch("specdemo.engine.request.waiting_times", Counter))
         yield
 
 

@@ -3,6 +3,7 @@ cost models."""
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -166,11 +167,11 @@ def _preempted() -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
 
 
-def waited_seconds() -> float:
-    """Seconds in which the threads of this process waited for a processor so far, added up. 0 where
-    the system does not tell."""
-    waited = 0
+def waiting_times() -> Counter[str]:
+    """Nanoseconds in which each thread of this process waited for a processor so far; none where
+    the system does not tell. Later ones less these (`-`) are of the threads that still run."""
+    waited: Counter[str] = Counter()
     for path in glob("/proc/self/task/*/schedstat"):
         with suppress(OSError, ValueError):  # a thread that has just ended
-            waited += int(Path(path).read_text().split()[1])
-    return waited / 1e9
+            waited[path] = int(Path(path).read_text().split()[1])
+    return waited

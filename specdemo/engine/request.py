@@ -12,7 +12,7 @@ from typing import Any
 from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
 from .constraint import Allowed, Constraint
-from .cost_measurement import waited_seconds
+from .cost_measurement import waiting_times
 from .decode import Guard, Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
 from .drafts.drafter import AdaptiveDrafter, DraftRequest
@@ -121,7 +121,7 @@ class Request:
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds
             begun, cpu = sum(runner.seconds for runner in runners), time.process_time()
-            waited, decoding = waited_seconds(), perf_counter()
+            waited, decoding = waiting_times(), perf_counter()
 
             def elapsed() -> float:
                 self.inference = sum(runner.seconds for runner in runners) - begun
@@ -143,7 +143,7 @@ class Request:
                 return reason
             finally:
                 self.cpu = time.process_time() - cpu
-                self.waited = waited_seconds() - waited
+                self.waited = (waiting_times() - waited).total() / 1e9
                 self.decoding = perf_counter() - decoding
 
     def _prompt(
