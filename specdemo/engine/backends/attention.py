@@ -7,16 +7,13 @@ from itertools import accumulate
 import numpy as np
 import openvino as ov
 
-from .graph import named_input, source_of
+from .graph import FIRSTS, POSITIONS, named_input, source_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
 CACHE_TYPE = ov.Type.f16
 
-POSITIONS, FIRSTS, BLOCKS = "token_positions", "first_blocks", "block_indices"
-"""Inputs, int32: of each token its position and the index of its sequence's first block among the
-blocks of all."""
-
+BLOCKS = "block_indices"  # the input with the blocks of all sequences, int32
 REPLACED = ("past_lens", "subsequence_begins", "block_indices_begins", "max_context_len")
 _SIZES = ("num_k_heads", "num_v_heads", "k_head_size", "v_head_size")
 
@@ -86,10 +83,14 @@ def _is_plain(node: ov.Node) -> bool:
     values = [value.get_node() for value in node.input_values()]
     scale, window, slopes = values[9:12]
     empty = [slopes, *values[20:21]]
+    if not key_heads == value_heads > 0 or not size == value_size > 0 or size % TILE:
+        return False
+    queries, keys, read = map(token_width, node.input_values()[:3])
     return (
-        key_heads == value_heads > 0
-        and size == value_size
-        and size % TILE == 0
+        queries > 0
+        and queries % (key_heads * size) == 0
+        and keys == read == key_heads * size
+        and all(value.get_element_type() == ov.Type.f32 for value in node.input_values()[:3])
         and scale.get_type_name() == window.get_type_name() == "Constant"
         and not window.get_tensor_view().data.any()
         and all(0 in list(extra.get_output_shape(0)) for extra in empty)

@@ -209,6 +209,8 @@ def _step(
     step = partial(_of_tokens, kind, node)
     if attention := attentions.get(node.get_name()):
         return _of_tokens("Attend", node, values[:3], attention=attention)
+    if output.get_element_type() != ov.Type.f32:
+        return None
     if kind == "MatMul":
         found = weights.get(node.get_name())
         fits = found is not None and token_width(values[0]) == found.columns
@@ -216,7 +218,7 @@ def _step(
     if turned := rotation(node):
         operands = [turned.x, turned.cosines, turned.sines]
         return _of_tokens("Rotate", node, operands, turned.inner, size=turned.size)
-    if kind not in OPERATIONS or output.get_element_type() != ov.Type.f32:
+    if kind not in OPERATIONS:
         return None
     if not token_width(output) or token_width(output) % TILE:
         return None

@@ -14,6 +14,10 @@ from ..faults import ModelError
 from ..messages import Taps
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
+POSITIONS, FIRSTS = "token_positions", "first_blocks"
+"""Added inputs for attention in kernels, int32 [tokens]: a token's position, and the index of its
+sequence's first block among the blocks of all."""
+
 HIDDEN = "hidden"  # name of the added output of hidden states
 CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
 FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
@@ -55,7 +59,7 @@ def page_attention(model: ov.Model) -> None:
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
     empty one. It gives logits of all rows. Both models share the memory of the weights."""
-    of_tokens = "input_ids", "position_ids", "token_positions", "first_blocks", ROWS_INPUT
+    of_tokens = "input_ids", "position_ids", POSITIONS, FIRSTS, ROWS_INPUT
     sizes = dict.fromkeys(of_tokens, tokens)
     sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
     sizes["block_indices_begins"] = tokens + 2

@@ -79,12 +79,12 @@ class Instance:
             "max_context_len": [max(ends)],
             graph.ROWS_INPUT: layout.wanted,
         }
-        if attention.FIRSTS in self._ports:  # as the kernels read it
+        if graph.FIRSTS in self._ports:  # as the kernels read it
             firsts = inputs["block_indices_begins"][:-1]
             counts = map(len, tokens)
             inputs |= {
-                attention.POSITIONS: inputs["position_ids"],
-                attention.FIRSTS: _joined(map(repeat, firsts, counts)),
+                graph.POSITIONS: inputs["position_ids"],
+                graph.FIRSTS: _joined(map(repeat, firsts, counts)),
             }
         for name in inputs.keys() & self._ports.keys():
             self._bind(name, inputs[name])
