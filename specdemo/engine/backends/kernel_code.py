@@ -42,6 +42,11 @@ UNROLLED = 4
 """Steps at once. With 4 bits they add 8 products of at most 2 * 15 * 127 in 16 bits, the most that
 fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
 
+AHEAD, AHEAD_ROWS = 8192, 2
+"""From so many rows on a tile asks for the weights that follow so many bytes later: more than the
+memory sends within its latency. What a processor expects by itself, it asks for too late once a
+product computes for long between two reads; with fewer rows it expects enough."""
+
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
 
 
@@ -178,6 +183,8 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
                 stored = {
                     start: b.read(words, b.plus(place, 4 * start), bytes_) for start in starts
                 }
+                if rows >= AHEAD_ROWS:
+                    b.prefetch(words, b.plus(place, AHEAD))
                 column = b.times(index, 32 // bits)
                 for part, row in product(range(8 // bits), range(rows)):
                     of_row = b.plus(b.times(columns, row), column, 4 * part)

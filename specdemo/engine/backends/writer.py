@@ -48,6 +48,12 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
     def write(self, value: Any, base: Any, offset: Any) -> None:
         self.store(value, self.place(base, offset, value.type), align=1)
 
+    def prefetch(self, base: Any, offset: Any) -> None:
+        """Ask for a byte that will be read, as far as the second level of the cache."""
+        to_read, locality, data = I32(0), I32(2), I32(1)
+        address = self.place(base, offset, I8)
+        self.call_system("llvm.prefetch.p0", NOTHING, address, to_read, locality, data)
+
     def variable(self, value: Any) -> Any:
         """A variable with this value; the optimizer keeps it in a register."""
         with self.goto_entry_block():
