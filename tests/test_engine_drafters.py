@@ -203,6 +203,8 @@ def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_i
     assert model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
     plan = policy.plan(tokens_left=tokens_left)
     assert drafter._pays(model, plan, context, [], 1.0, None) == pays
+    policy.unasked[model.name] = EXPLORE_ROUNDS
+    assert drafter._pays(model, plan, context[:60], [], 1.0, None) == pays, "also to try it"
 
 
 # Another vocabulary

@@ -170,13 +170,15 @@ class AdaptiveDrafter:
         if plan.fixed is not None:
             return expected > free
         reading = drafter.catch_up(context, drafted)
+        if reading > plan.reading_seconds:
+            return False
         if self.policy.unasked[drafter.name] >= EXPLORE_ROUNDS and not drafted:
             return not reading or len(context) <= PREFILL_CHUNK
         step = drafter.cost(drafted)
         saved = plan.gain(len(drafted), survival, expected, step)
         if free:
             saved = min(saved, survival * (expected - free) * plan.pace - step)
-        return saved > 0 and reading <= plan.reading_seconds
+        return saved > 0
 
     def _record_proposals(self, context: list[int]) -> None:
         """Count which proposals the tokens added to the text confirm."""
