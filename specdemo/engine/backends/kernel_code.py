@@ -42,10 +42,11 @@ UNROLLED = 4
 """Steps at once. With 4 bits they add 8 products of at most 2 * 15 * 127 in 16 bits, the most that
 fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
 
-AHEAD, AHEAD_ROWS = 8192, 2
+AHEAD, AHEAD_ROWS = 4096, 2
 """From so many rows on a tile asks for the weights that follow so many bytes later: more than the
 memory sends within its latency. What a processor expects by itself, it asks for too late once a
-product computes for long between two reads; with fewer rows it expects enough."""
+product computes for long between two reads; with fewer rows it expects enough. No weight is read
+twice in a forward, so they pass the lower caches by, where the rest of the forward has its data."""
 
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
 
