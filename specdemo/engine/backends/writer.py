@@ -49,7 +49,7 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
         self.store(value, self.place(base, offset, value.type), align=1)
 
     def prefetch(self, base: Any, offset: Any) -> None:
-        """Ask for a byte, into the first level of the cache alone; one beyond the end does no harm."""
+        """Ask for a byte, into the first cache alone; one beyond the end does no harm."""
         to_read, locality, data = I32(0), I32(0), I32(1)
         address = self.place(base, offset, I8)
         self.call_system("llvm.prefetch.p0", NOTHING, address, to_read, locality, data)
