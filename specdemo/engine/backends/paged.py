@@ -5,6 +5,7 @@ import math
 import mmap
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, repeat
 from pathlib import Path
@@ -140,6 +141,8 @@ class PagedModel:
             kernels.compiling()  # while the model is read
         model = self._read(core, xml)
         self.whole = kernels.is_whole(model)
+        if self.whole:  # a new size costs it next to nothing
+            self.settings = replace(settings, fixed_shapes=())
         self.compiling = self._compile_fixed(core, model)
         try:
             compiled = core.compile_model(model, "CPU", self.plugin)
@@ -269,7 +272,7 @@ class PagedModel:
 
     def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
         """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
-        sizes = () if self.whole else self.settings.fixed_shapes
+        sizes = self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             chosen = sizes[begin : begin + COMPILED_TOGETHER]
             graphs = [graph.with_fixed_shape(model, size) for size in chosen]
