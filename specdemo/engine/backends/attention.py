@@ -36,12 +36,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary positions of heads of `size` values. `inner` has the nodes between, by name."""
+    """Rotary positions of the first `turned` values of heads of `size`. `inner` has the nodes
+    between, by name."""
 
     x: ov.Output
     cosines: ov.Output
     sines: ov.Output
     size: int
+    turned: int
     inner: dict[str, ov.Node]
 
 
@@ -151,7 +153,33 @@ def token_width(output: ov.Output) -> int:
 
 
 def rotation(node: ov.Node) -> Rotation | None:
-    """What `node` turns, if it is x * cosines + concat(-second half of x, first half) * sines."""
+    """What `node` turns, if it is x * cosines + concat(-second half of x, first half) * sines, or
+    that of the first part of x with the rest behind it."""
+    found = _partial_rotation(node) or _rotation(node)
+    return found if found and found.size % TILE == 0 else None
+
+
+def _partial_rotation(node: ov.Node) -> Rotation | None:
+    if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
+        return None
+    first, rest = node.input_values()
+    if (found := _rotation(first.get_node())) is None or node.get_attributes()["axis"] not in (
+        -1,
+        len(first.get_partial_shape()) - 1,
+    ):
+        return None
+    before, after = _part(found.x), _part(rest)
+    if before is None or after is None or key_of(before[0]) != key_of(after[0]):
+        return None
+    size = before[0].get_partial_shape()[-1].get_length()
+    if (before[1:], after[1:]) != ((0, found.turned), (found.turned, size)):
+        return None
+    nodes = [first.get_node(), found.x.get_node(), rest.get_node()]
+    inner = found.inner | {part.get_name(): part for part in nodes}
+    return Rotation(before[0], found.cosines, found.sines, size, found.turned, inner)
+
+
+def _rotation(node: ov.Node) -> Rotation | None:
     if node.get_type_name() != "Add" or not token_width(node.output(0)):
         return None
     terms = [value.get_node() for value in node.input_values()]
@@ -165,9 +193,9 @@ def rotation(node: ov.Node) -> Rotation | None:
             size = x.get_partial_shape()[-1].get_length()
             for same, cosines in _both_ways(straight):
                 widths = {token_width(cosines), token_width(sines)}
-                if key_of(same) == key_of(x) and widths == {size} and size % TILE == 0:
+                if key_of(same) == key_of(x) and widths == {size}:
                     inner |= {term.get_name(): term for term in terms}
-                    return Rotation(x, cosines, sines, size, inner)
+                    return Rotation(x, cosines, sines, size, size, inner)
     return None
 
 
@@ -202,7 +230,7 @@ def _part(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     last = x.get_partial_shape()
     if last.rank.is_dynamic or not len(last) or last[-1].is_dynamic:
         return None
-    numbers = [_integer(number) for number in numbers]
+    numbers = [integer(number) for number in numbers]
     axes, size = (-1, len(last) - 1), last[-1].get_length()
     if node.get_type_name() == "VariadicSplit" and numbers[0] in axes:
         ends = [
@@ -217,7 +245,7 @@ def _part(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     return None
 
 
-def _integer(output: ov.Output) -> int | None:
+def integer(output: ov.Output) -> int | None:
     """The value of a constant with one element; None for anything else."""
     node = output.get_node()
     if node.get_type_name() != "Constant" or np.prod(node.get_output_shape(0)) != 1:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from .attention import BLOCKS, Attention, behind, key_of, rotation, token_width
+from .attention import BLOCKS, Attention, behind, integer, key_of, rotation, token_width
 from .graph import source_of
 from .tiles import BITS, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
-ELEMENTWISE = ("Add", "Multiply", "Swish", "Gelu")
-OPERATIONS = (*ROUNDINGS, "MatMul", "Normalize", *ELEMENTWISE, "Rotate", "Store", "Attend")
+NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
+ELEMENTWISE = ("Add", "Multiply", "Swish", "Gelu", "ErfGelu")
+OPERATIONS = (*ROUNDINGS, "MatMul", *NORMS, *ELEMENTWISE, "Rotate", "Store", "Attend")
 """Each has a function of this name in the compiled code."""
 
 STEP_SIZE = 7  # numbers of a step in a `Program`
@@ -26,7 +27,8 @@ STEP_SIZE = 7  # numbers of a step in a `Program`
 class Step:
     """An operation whose result `node` gives, of `sources` and perhaps a `constant` (float32
     [width]), `weights` or an `attention`. `inner` has the nodes for which it stands beside
-    `node`, by name. `size` values are normalized together, or are a head that is turned."""
+    `node`, by name. `size` values are normalized together, or are a head, of which so many are
+    `turned`."""
 
     operation: str
     node: ov.Node
@@ -35,6 +37,7 @@ class Step:
     weights: Weights | None = None
     attention: Attention | None = None
     size: int = 0
+    turned: int = 0
     epsilon: float = 0.0
     inner: dict[str, ov.Node] = field(default_factory=dict)
 
@@ -47,10 +50,10 @@ class Step:
         """The number that its function takes, but for a product."""
         if self.attention:
             return int(self.attention.description.ctypes.data)
-        if self.operation == "Normalize":
+        if self.operation in NORMS:
             return int(np.float32(self.epsilon).view(np.int32))
         if self.operation == "Rotate":
-            return self.size
+            return self.turned << 32 | self.size
         return self.width if len(self.sources) > 1 else 0
 
     @property
@@ -71,11 +74,11 @@ class Segment:
 class Program:
     """A segment as the code reads it. A step has the index of its operation, the slots of its
     result and its three operands, a width, and a number: the address of a matrix or an attention,
-    the columns of a group, the bits of an epsilon, the size of a head, or by how much the row of
-    the second operand grows with each row. In place of a norm's third operand is its size. Slots
-    hold addresses of inputs, outputs and constants, and of registers with so many bytes for each
-    row. Rounded activations are in three registers: values, scales and sums. With attention the
-    first three inputs are the layout of the tokens.
+    the columns of a group, the bits of an epsilon, the size of a head and of its turned part, or by
+    how much the row of the second operand grows with each row. In place of a norm's third operand
+    is its size. Slots hold addresses of inputs, outputs and constants, and of registers with so
+    many bytes for each row. Rounded activations are in three registers: values, scales and sums.
+    With attention the first three inputs are the layout of the tokens.
 
     `inputs` are widths, 0 for any; `outputs` shapes, -1 for the dimensions of the first input."""
 
@@ -167,7 +170,7 @@ def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
             program.steps.append((store, 0, key, value, 0, width, number))
         elif step.operation == "Rotate":
             other, third = slots[keys[1]], slots[keys[2]]
-        elif step.operation == "Normalize":
+        elif step.operation in NORMS:
             third = step.size
         elif step.weights:
             other = rounded
@@ -217,14 +220,17 @@ def _step(
         return step(values[:1], weights=found) if fits else None
     if turned := rotation(node):
         operands = [turned.x, turned.cosines, turned.sines]
-        return _of_tokens("Rotate", node, operands, turned.inner, size=turned.size)
-    if kind not in OPERATIONS:
-        return None
+        sizes = {"size": turned.size, "turned": turned.turned}
+        return _of_tokens("Rotate", node, operands, turned.inner, **sizes)
     if not token_width(output) or token_width(output) % TILE:
+        return None
+    if kind == "MVN":
+        return _standardization(node)
+    if kind not in OPERATIONS:
         return None
     if kind == "Gelu":
         tanh = node.get_attributes()["approximation_mode"].upper() == "TANH"
-        return step(values) if tanh else None
+        return _of_tokens("Gelu" if tanh else "ErfGelu", node, values)
     if kind == "Swish":
         return step(values[:1]) if [*map(_number, values[1:])] in ([], [1.0]) else None
     shape = output.get_partial_shape()
@@ -280,6 +286,17 @@ def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, dict[str, ov
         ] if root in ([("Divide", 1.0, None), ("Sqrt", None)], [("Power", None, -0.5)]):
             return epsilon, inner
     return None
+
+
+def _standardization(node: ov.Node) -> Step | None:
+    """(x - mean) / sqrt(variance + epsilon) along the last axis; None for others."""
+    x, axes = node.input_values()
+    how, shape = node.get_attributes(), x.get_partial_shape()
+    size = shape[-1].get_length()
+    usual = how["normalize_variance"] and how["eps_mode"].upper() == "INSIDE_SQRT"
+    if not usual or integer(axes) not in (-1, len(shape) - 1) or size % TILE:
+        return None
+    return _of_tokens("Standardize", node, [x], size=size, epsilon=how["eps"])
 
 
 def _is_constant(output: ov.Output) -> bool:

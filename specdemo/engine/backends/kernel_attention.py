@@ -19,25 +19,31 @@ HEADS, AT_ONCE = 4, 2
 
 
 def write_rotate(module: ir.Module) -> None:
-    """Turn the pairs (i, i + size / 2) of each head by the angles whose cosines and sines come with
-    the row (RoPE, arXiv 2104.09864, in the order of Llama): y, x, cosines, sines, rows, width,
-    size of a head."""
+    """Turn the pairs (i, i + turned / 2) of each head by the angles whose cosines and sines come
+    with the row (RoPE, arXiv 2104.09864, in the order of Llama), and copy what follows them: y, x,
+    cosines, sines, rows, width, and the sizes of a head and of its turned part in one number."""
     b = Writer(module, "Rotate", [POINTER] * 4 + [I64] * 3)
-    y, x, cosines, sines, rows, width, size = b.function.args
-    half = b.udiv(size, I64(2))
+    y, x, cosines, sines, rows, width, sizes = b.function.args
+    size, turned = b.and_(sizes, I64(0xFFFFFFFF)), b.lshr(sizes, I64(32))
+    half = b.udiv(turned, I64(2))
+    whole = b.sub(half, b.urem(half, I64(LANES)))
     with b.loop(0, rows) as row, b.loop(0, b.udiv(width, size)) as head:
         begin = b.plus(b.times(row, width), b.times(head, size))
-        with b.loop(0, half, LANES) as index:
-            low, high = b.plus(begin, index), b.plus(begin, index, half)
-            turned = b.plus(b.times(row, size), index)
-            first, second = b.read(x, low, FLOATS), b.read(x, high, FLOATS)
-            for place, value, other, offset in (
-                (low, first, b.fneg(second), 0),
-                (high, second, first, half),
-            ):
-                angle = b.plus(turned, offset)
-                sine = b.fmul(other, b.read(sines, angle, FLOATS))
-                b.write(fused(b, value, b.read(cosines, angle, FLOATS), sine), y, place)
+        for start, end, step, kind in ((0, whole, LANES, FLOATS), (whole, half, 1, FLOAT)):
+            with b.loop(start, end, step) as index:
+                low, high = b.plus(begin, index), b.plus(begin, index, half)
+                angles = b.plus(b.times(row, turned), index)
+                first, second = b.read(x, low, kind), b.read(x, high, kind)
+                for place, value, other, offset in (
+                    (low, first, b.fneg(second), 0),
+                    (high, second, first, half),
+                ):
+                    angle = b.plus(angles, offset)
+                    sine = b.fmul(other, b.read(sines, angle, kind))
+                    b.write(fused(b, value, b.read(cosines, angle, kind), sine), y, place)
+        with b.loop(turned, size) as index:
+            place = b.plus(begin, index)
+            b.write(b.read(x, place, FLOAT), y, place)
     b.ret_void()
 
 

@@ -170,7 +170,9 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
     x_scales, x_sums = (
         b.place(values, b.times(first_row, groups), FLOAT) for values in (x_scales, x_sums)
     )
-    y = b.place(y, b.plus(b.times(first_row, outputs), b.times(tile, TILE)), FLOAT)
+    output, last = b.times(tile, TILE), b.sub(outputs, I64(TILE))
+    output = b.select(b.icmp_signed("<", output, last), output, last)
+    y = b.place(y, b.plus(b.times(first_row, outputs), output), FLOAT)
     starts = range(0, TILE, lanes)
     cells = list(product(range(rows), starts))
     totals = {cell: b.variable(filled(floats, 0.0)) for cell in cells}
@@ -326,7 +328,7 @@ def _write_share(module: ir.Module, compute_parts: Any) -> None:
         if name == "MatMul":
             others.append(rows)
             units, code = (
-                b.udiv(b.read(description, 8, I64), I64(TILE)),
+                b.udiv(b.plus(b.read(description, 8, I64), TILE - 1), I64(TILE)),
                 b.read(description, 9, I64),
             )
         else:

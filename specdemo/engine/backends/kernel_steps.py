@@ -6,10 +6,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from .fusion import OPERATIONS, ROUNDINGS, STEP_SIZE
+from .fusion import NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
 from .writer import FLOAT, FLOATS, I8, I32, I64, INTS, LANES, POINTER, Writer, filled
 
 BYTES = ir.VectorType(I8, LANES)
+ERF = 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429
 LOG2, LOG2_HIGH, LOG2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 """Base 2 logarithm of e; and the natural one of 2 in two parts, the first of few bits, so that its
 products with small integers are exact."""
@@ -55,6 +56,7 @@ def write_operations(module: ir.Module) -> None:
         "Multiply": lambda b, x, other: b.fmul(x, other),
         "Swish": lambda b, x, _: _gated(b, x, x),
         "Gelu": lambda b, x, _: _gated(b, x, _gelu_argument(b, x)),
+        "ErfGelu": lambda b, x, _: b.fmul(x, _normal_share(b, x)),
     }
     for name, compute in of_values.items():
         b = Writer(module, name, [POINTER] * 3 + [I64] * 3)
@@ -64,27 +66,40 @@ def write_operations(module: ir.Module) -> None:
             second = b.read(other, b.plus(b.times(row, pace), column), FLOATS)
             b.write(compute(b, b.read(x, index, FLOATS), second), y, index)
         b.ret_void()
-    _write_normalize(module)
+    for name in NORMS:
+        _write_norm(module, name, centered=name == "Standardize")
 
 
-def _write_normalize(module: ir.Module) -> None:
-    """Divide each row by the root of its mean square and an epsilon, which comes as the bits of a
-    float."""
-    b = Writer(module, "Normalize", [POINTER] * 3 + [I64] * 3)
+def _write_norm(module: ir.Module, name: str, *, centered: bool) -> None:
+    """Divide each row, if `centered` less its mean, by the root of its mean square and an epsilon,
+    which comes as the bits of a float."""
+    b = Writer(module, name, [POINTER] * 3 + [I64] * 3)
     y, x, _, rows, width, epsilon = b.function.args
     epsilon = b.bitcast(b.trunc(epsilon, I32), FLOAT)
+
+    def mean_of(sum_: Any) -> Any:
+        total = b.load(sum_, typ=FLOATS)
+        total = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), total)
+        return b.fdiv(total, b.sitofp(width, FLOAT))
+
     with b.loop(0, rows) as row:
         begin, squares = b.times(row, width), b.variable(filled(FLOATS, 0.0))
+        middle = filled(FLOATS, 0.0)
+        if centered:
+            sum_ = b.variable(middle)
+            with b.loop(0, width, LANES) as column:
+                b.store(
+                    b.fadd(b.load(sum_, typ=FLOATS), b.read(x, b.plus(begin, column), FLOATS)), sum_
+                )
+            middle = b.splat(mean_of(sum_))
         with b.loop(0, width, LANES) as column:
-            values = b.read(x, b.plus(begin, column), FLOATS)
+            values = b.fsub(b.read(x, b.plus(begin, column), FLOATS), middle)
             b.store(fused(b, values, values, b.load(squares, typ=FLOATS)), squares)
-        total = b.load(squares, typ=FLOATS)
-        total = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), total)
-        mean = b.fadd(b.fdiv(total, b.sitofp(width, FLOAT)), epsilon)
-        factor = b.splat(b.fdiv(FLOAT(1.0), b.call_system("llvm.sqrt.f32", FLOAT, mean)))
+        root = b.call_system("llvm.sqrt.f32", FLOAT, b.fadd(mean_of(squares), epsilon))
+        factor = b.splat(b.fdiv(FLOAT(1.0), root))
         with b.loop(0, width, LANES) as column:
             place = b.plus(begin, column)
-            b.write(b.fmul(b.read(x, place, FLOATS), factor), y, place)
+            b.write(b.fmul(b.fsub(b.read(x, place, FLOATS), middle), factor), y, place)
     b.ret_void()
 
 
@@ -97,6 +112,21 @@ def _gelu_argument(b: Writer, x: Any) -> Any:
     """Of the logistic function in Gelu's approximation by tanh: sqrt(8 / pi) (x + 0.044715 x^3)."""
     cubic = b.fmul(b.fmul(b.fmul(x, x), x), filled(FLOATS, 0.044715))
     return b.fmul(b.fadd(x, cubic), filled(FLOATS, 1.5957691216057308))
+
+
+def _normal_share(b: Writer, x: Any) -> Any:
+    """The share of the standard normal distribution below x: (1 + erf(x / sqrt(2))) / 2, with
+    Abramowitz and Stegun's 7.1.26 for the share beyond |x| (its error is below 1e-7)."""
+    size = b.call_system("llvm.fabs.v8f32", FLOATS, x)
+    scaled = b.fmul(size, filled(FLOATS, 0.3275911 / 2**0.5))
+    t = b.fdiv(filled(FLOATS, 1.0), b.fadd(scaled, filled(FLOATS, 1.0)))
+    total = filled(FLOATS, ERF[-1])
+    for coefficient in ERF[-2::-1]:
+        total = fused(b, total, t, filled(FLOATS, coefficient))
+    density = exponential(b, b.fmul(b.fmul(x, x), filled(FLOATS, -0.5)))
+    beyond = b.fmul(b.fmul(b.fmul(total, t), density), filled(FLOATS, 0.5))
+    below = b.fsub(filled(FLOATS, 1.0), beyond)
+    return b.select(b.fcmp_ordered(">", x, filled(FLOATS, 0.0)), below, beyond)
 
 
 def exponential(b: Writer, x: Any) -> Any:
@@ -116,8 +146,10 @@ def exponential(b: Writer, x: Any) -> Any:
 
 
 def fused(b: Writer, factor: Any, other: Any, term: Any) -> Any:
-    """factor * other + term, rounded once."""
-    return b.call_system("llvm.fma.v8f32", FLOATS, factor, other, term)
+    """factor * other + term, rounded once, of vectors or numbers."""
+    kind = term.type
+    name = "llvm.fma.v8f32" if kind == FLOATS else "llvm.fma.f32"
+    return b.call_system(name, kind, factor, other, term)
 
 
 def write_run(module: ir.Module, running: int) -> None:
@@ -139,7 +171,7 @@ def write_run(module: ir.Module, running: int) -> None:
                 if name in ROUNDINGS:
                     groups = b.udiv(b.times(rows, width), extra)
                     arguments = [x, other, *parts, groups, extra]
-                elif name == "Normalize":
+                elif name in NORMS:
                     norms = b.udiv(b.times(rows, width), indices[3])
                     arguments = [y, x, other, norms, indices[3], extra]
                 elif name == "MatMul":

@@ -6,7 +6,8 @@ import numpy as np
 
 TILE = 16
 """Outputs of a tile, which has the weights of as many rows. Its word s * TILE + o, of 32 bits, has
-those of row o at step s: 4 columns of 8 bits or 8 columns of 4 bits."""
+those of row o at step s: 4 columns of 8 bits or 8 columns of 4 bits. The last tile has the last
+outputs, though the one before may have some of them too."""
 
 BITS = (4, 8)
 ROWS = 8  # the most that one pass over a tile computes: their sums fill the processor's registers
@@ -34,7 +35,7 @@ class Weights:
         groups = self.scales.shape[1]
         group = next((size for size in (128, 64, 32) if self.columns // groups % size == 0), 0)
         split = groups > 1 and self.columns // groups != group
-        return 0 if len(self.stored) % TILE or split else group
+        return 0 if len(self.stored) < TILE or split else group
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,15 @@ def pack(weights: Weights) -> Matrix:
     """Arrange weights in tiles."""
     outputs, columns, groups = len(weights.stored), weights.columns, weights.scales.shape[1]
     steps = columns * weights.bits // 32
-    words = np.full((outputs // TILE, steps, TILE), weights.flipped * 0x01010101, np.uint32)
-    words ^= weights.stored.view(np.uint32).reshape(-1, TILE, steps).transpose(0, 2, 1)
+    tiles = -(-outputs // TILE)
+    chosen: slice | np.ndarray = slice(None)
+    if outputs % TILE:
+        chosen = np.r_[: outputs // TILE * TILE, outputs - TILE : outputs]
+    words = np.full((tiles, steps, TILE), weights.flipped * 0x01010101, np.uint32)
+    words ^= weights.stored.view(np.uint32)[chosen].reshape(-1, TILE, steps).transpose(0, 2, 1)
     # Copies: the memory of a graph's constants does not stay.
     scales, zeros = (
-        np.array(values.reshape(-1, TILE, groups).transpose(0, 2, 1), order="C")
+        np.array(values[chosen].reshape(-1, TILE, groups).transpose(0, 2, 1), order="C")
         for values in (weights.scales, weights.zeros)
     )
     pointers = [array.ctypes.data for array in (words, scales, zeros)]
