@@ -21,6 +21,7 @@ import tiny_gguf
 import toy
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType, TokenType
+from tiny_models import ir_folder
 from tokenizers import Regex, pre_tokenizers
 
 from specdemo import cli
@@ -212,6 +213,20 @@ def test_kernels_compute_decoders_of_many_families_as_one_node(
     assert paged.settings.fixed_shapes == (() if whole else (3,))
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()  # activations have 8 bits
+    require_equal_bits(paged)
+
+
+def test_kernels_compute_dolly_as_optimum_intel_exports_it(tiny_home, monkeypatch):
+    """One product gives queries, keys and values of every head, a part of each head is turned, and
+    the 50,280 outputs do not fill the last tile."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(kernels, "vnni", str)
+    xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
+    paged = PagedModel(xml, ModelSettings(properties=OWN))
+    assert paged.whole
+    expected = paged_logits(opened(xml), IDS[:5], IDS[5:6], IDS[6:])
+    differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
+    assert differences.max() < 0.2 * expected.std()
     require_equal_bits(paged)
 
 

@@ -2,12 +2,11 @@
 rotation of queries and keys before it."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import openvino as ov
 
-from .graph import FIRSTS, POSITIONS, named_input, source_of
+from .graph import FIRSTS, POSITIONS, named_input, part_of, source_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
@@ -168,7 +167,7 @@ def _partial_rotation(node: ov.Node) -> Rotation | None:
         len(first.get_partial_shape()) - 1,
     ):
         return None
-    before, after = _part(found.x), _part(rest)
+    before, after = part_of(found.x), part_of(rest)
     if before is None or after is None or key_of(before[0]) != key_of(after[0]):
         return None
     size = before[0].get_partial_shape()[-1].get_length()
@@ -208,7 +207,7 @@ def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] |
     negated, first = node.input_values()
     if (second := _negated(negated.get_node())) is None:
         return None
-    before, after = _part(first), _part(second)
+    before, after = part_of(first), part_of(second)
     if before is None or after is None:
         return None
     (x, *low), (other, *high) = before, after
@@ -221,36 +220,6 @@ def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] |
         return None
     nodes = [node, negated.get_node(), first.get_node(), second.get_node()]
     return x, {node.get_name(): node for node in nodes}
-
-
-def _part(output: ov.Output) -> tuple[ov.Output, int, int] | None:
-    """Of which output this is a part of the last axis, from where to where; None for others."""
-    node = output.get_node()
-    x, *numbers = node.input_values() or [output]
-    last = x.get_partial_shape()
-    if last.rank.is_dynamic or not len(last) or last[-1].is_dynamic:
-        return None
-    numbers = [integer(number) for number in numbers]
-    axes, size = (-1, len(last) - 1), last[-1].get_length()
-    if node.get_type_name() == "VariadicSplit" and numbers[0] in axes:
-        ends = [
-            0,
-            *accumulate(part.get_partial_shape()[-1].get_length() for part in node.outputs()),
-        ]
-        return x, ends[output.get_index()], ends[output.get_index() + 1]
-    if node.get_type_name() == "Slice" and numbers[2:] in ([1, axis] for axis in axes):
-        begin, end = numbers[:2]
-        if begin is not None and end is not None and 0 <= begin < end:
-            return x, begin, min(end, size)
-    return None
-
-
-def integer(output: ov.Output) -> int | None:
-    """The value of a constant with one element; None for anything else."""
-    node = output.get_node()
-    if node.get_type_name() != "Constant" or np.prod(node.get_output_shape(0)) != 1:
-        return None
-    return int(node.get_tensor_view().data.reshape(-1)[0])
 
 
 def _both_ways(product: ov.Node) -> list[tuple[ov.Output, ov.Output]]:

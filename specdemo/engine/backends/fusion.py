@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from .attention import BLOCKS, Attention, behind, integer, key_of, rotation, token_width
-from .graph import source_of
+from .attention import BLOCKS, Attention, behind, key_of, rotation, token_width
+from .graph import integer, source_of
 from .tiles import BITS, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)

@@ -86,19 +86,8 @@ def limit_logits(model: ov.Model, token_ids: np.ndarray | None = None) -> np.nda
     if token_ids is not None:
         token_ids = token_ids[token_ids < tokens]
     if token_ids is not None and len(token_ids) < tokens:
-
-        def chosen_rows(tensors: list[ov.Tensor]) -> ov.Node | None:
-            count, *rest = tensors[0].shape or [1]
-            if count != tokens:  # one value for all rows
-                return ops.constant(tensors[0])
-            if tensors[0].byte_size % count:  # 4-bit elements: a row ends inside a byte
-                return None
-            cut = ov.Tensor(tensors[0].element_type, ov.Shape([len(token_ids), *rest]))
-            raw_bytes(cut)[:] = raw_bytes(tensors[0]).reshape(count, -1)[token_ids].reshape(-1)
-            return ops.constant(cut)
-
         weights, transposed = output.input_value(1), output.get_attributes()["transpose_b"]
-        cut = _rebuilt([weights.get_node()], chosen_rows) if transposed else None
+        cut = _rows_of(weights.get_node(), token_ids) if transposed else None
         if cut is None:
             cut = ops.gather(weights, token_ids, ops.constant(0 if transposed else 1))
         output.input(1).replace_source_output(cut.output(0))
@@ -217,6 +206,110 @@ def products_by_input(model: ov.Model) -> list[list[ov.Node]]:
                 source = node.input_value(0)
                 sharing[source.get_node().get_name(), source.get_index()].append(node)
     return list(sharing.values())
+
+
+def split_products(model: ov.Model) -> None:
+    """Make the parts of each product that are read by themselves products of their own, in place:
+    queries, keys and values of every head (GPT-NeoX) or of all heads. Bits stay the same."""
+    for node in model.get_ordered_ops():
+        for output in node.outputs() if node.get_type_name() in ("VariadicSplit", "Slice") else ():
+            if (found := part_of(output)) is not None and (made := _own_product(*found)):
+                output.replace(made.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
+    """A product that gives the columns from `begin` to `end` of a product `whole`, or of each head
+    if it is a view with heads of three such parts; None for others."""
+    views, bias, node = [], None, whole.get_node()
+    while node.get_type_name() in ("Reshape", "Transpose"):
+        views.append(node)
+        node = node.input_value(0).get_node()
+    if node.get_type_name() == "Add":
+        bias = source_of(node.input_value(1).get_node(), "Convert")
+        node = node.input_value(0).get_node()
+    constant = bias is None or bias.get_type_name() == "Constant"
+    if node.get_type_name() != "MatMul" or not constant:
+        return None
+    weights, width = node.input_value(1).get_node(), whole.get_partial_shape()[-1].get_length()
+    shape = weights.get_output_partial_shape(0)
+    if not node.get_attributes()["transpose_b"] or len(shape) != 2 or shape.is_dynamic:
+        return None
+    outputs, rank = shape[0].get_length(), len(whole.get_partial_shape())
+    orders = [view.input_value(1) for view in views if view.get_type_name() == "Transpose"]
+    if any(_last(order) != rank - 1 for order in orders):
+        return None  # the last axis is not that of the product
+    if width != (3 * (end - begin) if views else outputs):
+        return None
+    rows = (np.arange(0, outputs, width)[:, None] + np.arange(begin, end)).reshape(-1)
+    if (cut := _rows_of(weights, rows)) is None:
+        return None
+    made = ops.matmul(node.input_value(0), cut, False, True)
+    if bias is not None:
+        values = np.broadcast_to(bias.get_tensor_view().data.reshape(-1), outputs)
+        made = ops.add(made, ops.constant(values[rows]))
+    for view in reversed(views):
+        if view.get_type_name() == "Transpose":
+            made = ops.transpose(made, view.input_value(1))
+        else:
+            sizes = [0] * (rank - 2) + [outputs // width, end - begin]
+            made = ops.reshape(made, sizes, True)
+    return made
+
+
+def _last(output: ov.Output) -> int | None:
+    """The last value of a constant; None for anything else."""
+    node = output.get_node()
+    return int(node.get_tensor_view().data[-1]) if node.get_type_name() == "Constant" else None
+
+
+def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
+    """Of which output this is a part of the last axis, from where to where; None for others."""
+    node, kind = output.get_node(), output.get_node().get_type_name()
+    if kind not in ("VariadicSplit", "Slice"):
+        return None
+    x, *numbers = node.input_values()
+    last = x.get_partial_shape()
+    parts = [part.get_partial_shape() for part in node.outputs()]
+    if any(shape.rank.is_dynamic or not len(shape) or shape[-1].is_dynamic for shape in parts):
+        return None
+    lengths = [shape[-1].get_length() for shape in parts]
+    index, axes = output.get_index(), (-1, len(last) - 1)
+    begin: int | None = None
+    if kind == "VariadicSplit" and integer(numbers[0]) in axes:
+        begin = sum(lengths[:index])
+    elif kind == "Slice" and any([*map(integer, numbers[2:])] == [1, axis] for axis in axes):
+        begin, end = integer(numbers[0]), integer(numbers[1])
+        if begin is None and end is not None and last[-1].is_static:
+            size = last[-1].get_length()
+            begin = size - lengths[0] if end >= size else None
+    return None if begin is None or begin < 0 else (x, begin, begin + lengths[index])
+
+
+def integer(output: ov.Output) -> int | None:
+    """The value of a constant with one element; None for anything else."""
+    node = output.get_node()
+    if node.get_type_name() != "Constant" or np.prod(node.get_output_shape(0)) != 1:
+        return None
+    return int(node.get_tensor_view().data.reshape(-1)[0])
+
+
+def _rows_of(weights: ov.Node, rows: np.ndarray) -> ov.Node | None:
+    """The expression `weights` with these rows only (int64 [n]); None where that is not possible
+    without unpacking them."""
+    all_rows = weights.get_output_partial_shape(0)[0].get_length()
+
+    def chosen(tensors: list[ov.Tensor]) -> ov.Node | None:
+        count, *rest = tensors[0].shape or [1]
+        if count != all_rows:  # one value for all rows
+            return ops.constant(tensors[0])
+        if tensors[0].byte_size % count:  # 4-bit elements: a row ends inside a byte
+            return None
+        cut = ov.Tensor(tensors[0].element_type, ov.Shape([len(rows), *rest]))
+        raw_bytes(cut)[:] = raw_bytes(tensors[0]).reshape(count, -1)[rows].reshape(-1)
+        return ops.constant(cut)
+
+    return _rebuilt([weights], chosen)
 
 
 def _rebuilt(

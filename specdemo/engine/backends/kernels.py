@@ -22,7 +22,7 @@ import openvino as ov
 from ..faults import ModelError
 from .attention import Attention, remove_cache, take_attention
 from .fusion import Program, find_segments, write_program
-from .graph import products_by_input, raw_bytes, source_of
+from .graph import products_by_input, raw_bytes, source_of, split_products
 from .tiles import Weights, pack
 
 FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
@@ -203,6 +203,8 @@ def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False)
     between them, in place. With `attend` also attention, if the kernels can compute all of it; it
     is given back, and its caches are to be set. Raises ModelError for a decoder in pieces if
     `only_whole`."""
+    if attend:
+        split_products(model)
     products = [product for sharing in products_by_input(model) for product in sharing]
     found = {
         product.get_name(): _weights(product.input_value(1).get_node()) for product in products
