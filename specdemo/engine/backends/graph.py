@@ -199,13 +199,17 @@ def products_by_input(model: ov.Model) -> list[list[ov.Node]]:
     """The products of activations and weights [rows, columns], in order, by their activations."""
     sharing = defaultdict(list)
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul":
-            transposed, weights = node.get_attributes(), node.get_input_partial_shape(1)
-            right = transposed["transpose_b"] and not transposed["transpose_a"]
-            if right and weights.is_static and len(weights) == 2:
-                source = node.input_value(0)
-                sharing[source.get_node().get_name(), source.get_index()].append(node)
+        if node.get_type_name() == "MatMul" and _has_weights(node):
+            source = node.input_value(0)
+            sharing[source.get_node().get_name(), source.get_index()].append(node)
     return list(sharing.values())
+
+
+def _has_weights(product: ov.Node) -> bool:
+    """Whether it multiplies activations by a matrix [rows, columns]."""
+    transposed, weights = product.get_attributes(), product.get_input_partial_shape(1)
+    right = transposed["transpose_b"] and not transposed["transpose_a"]
+    return bool(right and weights.is_static and len(weights) == 2)
 
 
 def split_products(model: ov.Model) -> None:
@@ -229,25 +233,23 @@ def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
         bias = source_of(node.input_value(1).get_node(), "Convert")
         node = node.input_value(0).get_node()
     constant = bias is None or bias.get_type_name() == "Constant"
-    if node.get_type_name() != "MatMul" or not constant:
+    if node.get_type_name() != "MatMul" or not constant or not _has_weights(node):
         return None
-    weights, width = node.input_value(1).get_node(), whole.get_partial_shape()[-1].get_length()
-    shape = weights.get_output_partial_shape(0)
-    if not node.get_attributes()["transpose_b"] or len(shape) != 2 or shape.is_dynamic:
-        return None
-    outputs, rank = shape[0].get_length(), len(whole.get_partial_shape())
+    weights, shape = node.input_value(1).get_node(), whole.get_partial_shape()
+    outputs, rank = weights.get_output_shape(0)[0], len(shape)
     orders = [view.input_value(1) for view in views if view.get_type_name() == "Transpose"]
     if any(_last(order) != rank - 1 for order in orders):
         return None  # the last axis is not that of the product
-    if width != (3 * (end - begin) if views else outputs):
+    width = 3 * (end - begin) if views else outputs
+    if shape[-1] != width or outputs % width or end > width:
         return None
+    values = np.zeros(1) if bias is None else bias.get_tensor_view().data.reshape(-1)
     rows = (np.arange(0, outputs, width)[:, None] + np.arange(begin, end)).reshape(-1)
-    if (cut := _rows_of(weights, rows)) is None:
+    if values.size not in (1, outputs) or (cut := _rows_of(weights, rows)) is None:
         return None
     made = ops.matmul(node.input_value(0), cut, False, True)
     if bias is not None:
-        values = np.broadcast_to(bias.get_tensor_view().data.reshape(-1), outputs)
-        made = ops.add(made, ops.constant(values[rows]))
+        made = ops.add(made, ops.constant(np.broadcast_to(values, outputs)[rows]))
     for view in reversed(views):
         if view.get_type_name() == "Transpose":
             made = ops.transpose(made, view.input_value(1))
