@@ -17,6 +17,9 @@ NEVER = float("-inf")
 HEADS, AT_ONCE = 4, 2
 """Heads and vectors whose sums are in registers together; so a head's size is a multiple of 16."""
 
+FEW_HEADS = 2
+"""So few heads have twice as many vectors at once: additions to a sum wait for each other."""
+
 
 def write_rotate(module: ir.Module) -> None:
     """Turn the pairs (i, i + turned / 2) of each head by the angles whose cosines and sines come
@@ -74,14 +77,16 @@ def write_store(module: ir.Module) -> None:
 
 def write_attend(module: ir.Module, job: int) -> Any:
     """Compute the attention of the job on the board for one row and the heads that share a key:
-    board, and number of the row and the key's head. Blocks are read in order, with the softmax
-    computed along (arXiv 1805.02867), so the bits depend on the row alone."""
+    board, and number of the key's head and the row. A head's rows follow each other, with its keys
+    and values in the cache. Blocks are read in order, with the softmax computed along (arXiv
+    1805.02867), so the bits depend on the row alone."""
     together = [_write_heads(module, job, count) for count in range(1, HEADS + 1)]
     b = Writer(module, "attend", [POINTER, I64])
     board, unit = b.function.args
     attention = b.read(board, job, POINTER)
     heads, key_heads = (b.read(attention, index, I64) for index in range(2))
-    row, key_head = b.udiv(unit, key_heads), b.urem(unit, key_heads)
+    rows = b.udiv(b.read(board, job + 6, I64), key_heads)
+    key_head, row = b.udiv(unit, rows), b.urem(unit, rows)
     shared = b.udiv(heads, key_heads)
     with b.loop(0, shared, HEADS) as member:
         left = b.sub(shared, member)
@@ -146,13 +151,14 @@ def _block(b: Writer, blocks: Any, first: Any, number: Any) -> Any:
 def _scores(b: Writer, asked: list[Any], keys: Any, size: Any) -> list[list[Any]]:
     """Products of queries and the keys of a block, a vector for each LANES tokens."""
     scores: list[list[Any]] = [[] for _ in asked]
-    for first in range(0, PIECES, AT_ONCE):
-        sums = [[b.variable(filled(FLOATS, 0.0)) for _ in range(AT_ONCE)] for _ in asked]
+    at_once = _vectors_at_once(len(asked))
+    for first in range(0, PIECES, at_once):
+        sums = [[b.variable(filled(FLOATS, 0.0)) for _ in range(at_once)] for _ in asked]
         with b.loop(0, size) as index:
             place = b.plus(b.times(index, BLOCK_TOKENS), first * LANES)
             of_tokens = [
                 b.fpext(b.read(keys, b.plus(place, piece * LANES), HALVES), FLOATS)
-                for piece in range(AT_ONCE)
+                for piece in range(at_once)
             ]
             for query, of_query in zip(asked, sums, strict=True):
                 factor = b.splat(b.read(query, index, FLOAT))
@@ -203,19 +209,29 @@ def _add_values(
 ) -> None:
     """result = factor * result + the sum of the first `count` values of a block by their weights,
     for each head."""
-    with b.loop(0, size, AT_ONCE * LANES) as begin:
-        places = [b.plus(begin, piece * LANES) for piece in range(AT_ONCE)]
-        sums = [
-            [b.variable(b.fmul(b.read(result, place, FLOATS), factor)) for place in places]
-            for result, factor in zip(results, factors, strict=True)
-        ]
-        with b.loop(0, count) as token:
-            row = b.place(values, b.times(token, size), HALF)
-            of_token = [b.fpext(b.read(row, place, HALVES), FLOATS) for place in places]
-            for of_head, of_weights in zip(sums, weights, strict=True):
-                weight = b.splat(b.read(of_weights, token, FLOAT))
-                for value, sum_ in zip(of_token, of_head, strict=True):
-                    b.store(fused(b, weight, value, b.load(sum_, typ=FLOATS)), sum_)
-        for result, of_head in zip(results, sums, strict=True):
-            for place, sum_ in zip(places, of_head, strict=True):
-                b.write(b.load(sum_, typ=FLOATS), result, place)
+    at_once = _vectors_at_once(len(results))
+    rest = b.urem(size, I64(at_once * LANES))
+    for start, end, vectors in (
+        (0, b.sub(size, rest), at_once),
+        (b.sub(size, rest), size, AT_ONCE),
+    ):
+        with b.loop(start, end, vectors * LANES) as begin:
+            places = [b.plus(begin, piece * LANES) for piece in range(vectors)]
+            sums = [
+                [b.variable(b.fmul(b.read(result, place, FLOATS), factor)) for place in places]
+                for result, factor in zip(results, factors, strict=True)
+            ]
+            with b.loop(0, count) as token:
+                row = b.place(values, b.times(token, size), HALF)
+                of_token = [b.fpext(b.read(row, place, HALVES), FLOATS) for place in places]
+                for of_head, of_weights in zip(sums, weights, strict=True):
+                    weight = b.splat(b.read(of_weights, token, FLOAT))
+                    for value, sum_ in zip(of_token, of_head, strict=True):
+                        b.store(fused(b, weight, value, b.load(sum_, typ=FLOATS)), sum_)
+            for result, of_head in zip(results, sums, strict=True):
+                for place, sum_ in zip(places, of_head, strict=True):
+                    b.write(b.load(sum_, typ=FLOATS), result, place)
+
+
+def _vectors_at_once(heads: int) -> int:
+    return 2 * AT_ONCE if heads <= FEW_HEADS else AT_ONCE
