@@ -29,8 +29,9 @@ from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
 from specdemo.convert.heads import EagleShape
 from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.backends.eagle_head import EagleHead
-from specdemo.engine.backends.numerics import measure_invariance
+from specdemo.engine.backends.numerics import measure_invariance, open_target
 from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware, measured
@@ -50,7 +51,7 @@ STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new mo
 EXACT = ModelSettings(
     properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f16"))
 )
-"""The properties that a Session uses for models of these sizes."""
+"""The properties that a Session uses for heads."""
 
 
 def _neox(hidden: int, layers: int, heads: int, vocabulary: int) -> Shape:
@@ -191,7 +192,8 @@ def rehearse(
     if head and target is not None:
         model: PagedModel = EagleHead(folder / ir.MODEL, target / ir.MODEL, EXACT, ov.Core())
     else:
-        model = PagedModel(folder / ir.MODEL, EXACT)
+        opened, _ = open_target(PairFiles(folder / ir.MODEL), ov.Core())
+        model = cast(PagedModel, opened)
     times: dict[int, list[float]] = {count: [] for count in TOKENS}
     prefill: list[float] = []
     with model.new_sequence() as sequence:
