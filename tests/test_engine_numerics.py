@@ -540,6 +540,29 @@ def test_inputs_with_other_rows_are_refused_and_nothing_is_read_beyond_them(code
         compiled([given, given[:1]])
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_product_read_in_parts_becomes_one_for_each_with_the_same_results(heads):
+    """Of every head, or of all; with a bias of 16 bits, as exports have them."""
+    rng = np.random.default_rng(8)
+    matrix, _ = matrix_of(rng, "u8", 96, 64)
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    bias = ops.convert(ops.constant(rng.standard_normal(96).astype(np.float16)), "f32")
+    whole = ops.add(ops.matmul(x, matrix, False, True), bias)
+    if heads > 1:
+        whole = ops.transpose(ops.reshape(whole, [0, 0, heads, 48], True), [0, 2, 1, 3])
+    length = 96 // heads // 3
+    parts = ops.variadic_split(whole, -1, [length] * 3).outputs()
+    model = ov.Model([ops.result(part) for part in parts], [x], "parts")
+    given = rng.standard_normal((5, 1, 64), np.float32)
+    before = [*CORE.compile_model(model, "CPU", dict(CLOSE.properties))([given]).values()]
+    graph.split_products(model)
+    kinds = [node.get_type_name() for node in model.get_ops()]
+    assert kinds.count("MatMul") == 3 and "VariadicSplit" not in kinds
+    after = CORE.compile_model(model, "CPU", dict(CLOSE.properties))([given]).values()
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_allclose(old, new, atol=1e-4)
+
+
 @pytest.mark.parametrize(("outputs", "columns", "groups"), [(8, 64, 1), (16, 48, 1), (16, 64, 4)])
 def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns, groups):
     matrix, values = matrix_of(np.random.default_rng(0), "i8", outputs, columns, groups)

@@ -14,9 +14,9 @@ MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with t
 READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text for drafting
 LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
 EXPLORE_ROUNDS = 256
-"""A source that no round has asked for so long is asked for one token, whatever it seems to cost: a
-cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this is one
-draft step."""
+"""A source that no round has asked for so long is asked for one token, whatever a step seems to
+cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
+is one draft step."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
 MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this

@@ -214,7 +214,7 @@ def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] |
     size = x.get_partial_shape()[-1].get_length()
     last = len(x.get_partial_shape()) - 1
     halves = [0, size // 2], [size // 2, size]
-    if key_of(x) != key_of(other) or (low, high) != halves:
+    if key_of(x) != key_of(other) or (low, high) != halves or size % 2:
         return None
     if node.get_attributes()["axis"] not in (-1, last):
         return None

@@ -290,11 +290,13 @@ def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, dict[str, ov
 
 def _standardization(node: ov.Node) -> Step | None:
     """(x - mean) / sqrt(variance + epsilon) along the last axis; None for others."""
-    x, axes = node.input_values()
+    x, *axes = node.input_values()
     how, shape = node.get_attributes(), x.get_partial_shape()
     size = shape[-1].get_length()
+    if not axes:  # of an early operation set
+        return None
     usual = how["normalize_variance"] and how["eps_mode"].upper() == "INSIDE_SQRT"
-    if not usual or integer(axes) not in (-1, len(shape) - 1) or size % TILE:
+    if not usual or integer(axes[0]) not in (-1, len(shape) - 1) or size % TILE:
         return None
     return _of_tokens("Standardize", node, [x], size=size, epsilon=how["eps"])
 

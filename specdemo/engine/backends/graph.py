@@ -232,7 +232,9 @@ def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
     if node.get_type_name() == "Add":
         bias = source_of(node.input_value(1).get_node(), "Convert")
         node = node.input_value(0).get_node()
-    constant = bias is None or bias.get_type_name() == "Constant"
+    constant = bias is None or (
+        bias.get_type_name() == "Constant" and bias.get_element_type() in (ov.Type.f16, ov.Type.f32)
+    )
     if node.get_type_name() != "MatMul" or not constant or not _has_weights(node):
         return None
     weights, shape = node.input_value(1).get_node(), whole.get_partial_shape()
@@ -249,7 +251,9 @@ def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
         return None
     made = ops.matmul(node.input_value(0), cut, False, True)
     if bias is not None:
-        made = ops.add(made, ops.constant(np.broadcast_to(values, outputs)[rows]))
+        made = ops.add(
+            made, ops.constant(np.broadcast_to(values, outputs)[rows].astype(np.float32))
+        )
     for view in reversed(views):
         if view.get_type_name() == "Transpose":
             made = ops.transpose(made, view.input_value(1))
@@ -273,7 +277,8 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     x, *numbers = node.input_values()
     last = x.get_partial_shape()
     parts = [part.get_partial_shape() for part in node.outputs()]
-    if any(shape.rank.is_dynamic or not len(shape) or shape[-1].is_dynamic for shape in parts):
+    shapes = [last, *parts]
+    if any(shape.rank.is_dynamic or not len(shape) or shape[-1].is_dynamic for shape in shapes):
         return None
     lengths = [shape[-1].get_length() for shape in parts]
     index, axes = output.get_index(), (-1, len(last) - 1)
@@ -282,7 +287,7 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
         begin = sum(lengths[:index])
     elif kind == "Slice" and any([*map(integer, numbers[2:])] == [1, axis] for axis in axes):
         begin, end = integer(numbers[0]), integer(numbers[1])
-        if begin is None and end is not None and last[-1].is_static:
+        if begin is None and end is not None:
             size = last[-1].get_length()
             begin = size - lengths[0] if end >= size else None
     return None if begin is None or begin < 0 else (x, begin, begin + lengths[index])
