@@ -273,8 +273,8 @@ def command(pair: str, json_file: str | None) -> None:
         "prospects": prospects,
         "tokens_per_round_needed": needs,
     }
-    title = f"{chosen.name} on {hardware.describe()}: made-up weights in the real shapes, f32 "
-    title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
+    title = f"{chosen.name} on {hardware.describe()}: made-up weights in the real shapes, "
+    title += f"the engine's properties, batch 1, {PROMPT} tokens of context"
     tables = {
         title: [
             {name: row[name] for name in row if name != "step_seconds"} for row in figures_of_models
