@@ -45,8 +45,8 @@ fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
 AHEAD, AHEAD_ROWS = 4096, 2
 """From so many rows on a tile asks for the weights that follow so many bytes later: more than the
 memory sends within its latency. What a processor expects by itself, it asks for too late once a
-product computes for long between two reads; with fewer rows it expects enough. No weight is read
-twice in a forward, so they pass the lower caches by, where the rest of the forward has its data."""
+product computes for long between two reads; with fewer rows it expects enough. Weights that are
+not read again pass the lower caches by, where the rest of the forward has its data."""
 
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
 
@@ -118,7 +118,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     tiles = {
         (bits, rows): _write_tile(module, bits, rows, vnni)
         for bits in BITS
-        for rows in range(1, (ROWS if vnni == AVX512_VNNI else ROWS // 2) + 1)
+        for rows in range(1, _most_rows(vnni) + 1)
     }
     compute_parts = _write_compute_parts(module, tiles, write_attend(module, JOB))
     _write_share(module, compute_parts)
@@ -147,6 +147,11 @@ def _functions(vnni: str) -> dict[str, Any]:
         prototype = kind(None, *[c_int64] * len(module.get_global(function).args))
         made[name] = prototype(engine.get_function_address(function))
     return made
+
+
+def _most_rows(vnni: str) -> int:
+    """The rows of a full pass over a tile, which may be followed by another one."""
+    return ROWS if vnni == AVX512_VNNI else ROWS // 2
 
 
 def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
@@ -187,7 +192,7 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
                     start: b.read(words, b.plus(place, 4 * start), bytes_) for start in starts
                 }
                 if rows >= AHEAD_ROWS:
-                    b.prefetch(words, b.plus(place, AHEAD))
+                    b.prefetch(words, b.plus(place, AHEAD), again=rows == _most_rows(vnni))
                 column = b.times(index, 32 // bits)
                 for part, row in product(range(8 // bits), range(rows)):
                     of_row = b.plus(b.times(columns, row), column, 4 * part)

@@ -48,9 +48,10 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
     def write(self, value: Any, base: Any, offset: Any) -> None:
         self.store(value, self.place(base, offset, value.type), align=1)
 
-    def prefetch(self, base: Any, offset: Any) -> None:
-        """Ask for a byte, into the first cache alone; one beyond the end does no harm."""
-        to_read, locality, data = I32(0), I32(0), I32(1)
+    def prefetch(self, base: Any, offset: Any, again: bool) -> None:
+        """Ask for a byte, into the first cache alone unless it will be read `again`; one beyond the
+        end does no harm."""
+        to_read, locality, data = I32(0), I32(2 if again else 0), I32(1)
         address = self.place(base, offset, I8)
         self.call_system("llvm.prefetch.p0", NOTHING, address, to_read, locality, data)
 
