@@ -4,7 +4,7 @@ this needs llvmlite."""
 import atexit
 import sys
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_int64
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from threading import Event, Lock, Thread
 from typing import Any
@@ -15,7 +15,7 @@ from llvmlite import binding, ir
 from .fusion import ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
 from .kernel_steps import write_operations, write_round, write_run
-from .tiles import BITS, ROWS, TILE
+from .tiles import BITS, CODES, ROWS, TILE
 from .writer import FLOAT, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
 
 PARTS = 4  # of a thread's share of a product: another thread that is ready takes from them
@@ -42,11 +42,13 @@ UNROLLED = 4
 """Steps at once. With 4 bits they add 8 products of at most 2 * 15 * 127 in 16 bits, the most that
 fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
 
-AHEAD, AHEAD_ROWS = 4096, 2
+AHEAD_ROWS, NEAR, FAR = 2, 4096, 8192
 """From so many rows on a tile asks for the weights that follow so many bytes later: more than the
 memory sends within its latency. What a processor expects by itself, it asks for too late once a
-product computes for long between two reads; with fewer rows it expects enough. Weights that are
-not read again pass the lower caches by, where the rest of the forward has its data."""
+product computes for long between two reads; with fewer rows it expects enough. NEAR weights go to
+the first cache alone, since the lower ones have the data of the rest of the forward. FAR ones go to
+the lower caches: those of LONG rows, whose activations would displace them, and of a full pass,
+which may be followed by another one."""
 
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
 
@@ -115,10 +117,16 @@ def _functions(vnni: str) -> dict[str, Any]:
     module = ir.Module()
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
         write_round(module, name, bits)
+    full = ROWS if vnni == AVX512_VNNI else ROWS // 2
+
+    @cache
+    def tile(bits: int, rows: int, ahead: int) -> Any:
+        return _write_tile(module, bits, rows, vnni, ahead)
+
     tiles = {
-        (bits, rows): _write_tile(module, bits, rows, vnni)
-        for bits in BITS
-        for rows in range(1, _most_rows(vnni) + 1)
+        (code, rows): tile(bits, rows, _bytes_ahead(rows, long or rows == full))
+        for code, (bits, long) in enumerate(CODES)
+        for rows in range(1, full + 1)
     }
     compute_parts = _write_compute_parts(module, tiles, write_attend(module, JOB))
     _write_share(module, compute_parts)
@@ -129,6 +137,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     write_run(module, RUNNING)
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
     parsed = binding.parse_assembly(str(module))
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(cpu="haswell", features=vnni, opt=3)
@@ -149,14 +158,16 @@ def _functions(vnni: str) -> dict[str, Any]:
     return made
 
 
-def _most_rows(vnni: str) -> int:
-    """The rows of a full pass over a tile, which may be followed by another one."""
-    return ROWS if vnni == AVX512_VNNI else ROWS // 2
+def _bytes_ahead(rows: int, far: bool) -> int:
+    if rows < AHEAD_ROWS:
+        return 0
+    return FAR if far else NEAR
 
 
-def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
-    """Compute a tile of the job on the board for some rows: board, tile, and the first row."""
-    b = Writer(module, f"tile_{bits}_{rows}", [POINTER, I64, I64])
+def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str, ahead: int) -> Any:
+    """Compute a tile of the job on the board for some rows, and ask for weights so many bytes
+    `ahead`, if not 0: board, tile, and the first row."""
+    b = Writer(module, f"tile_{bits}_{rows}_{ahead}", [POINTER, I64, I64])
     lanes = TILE if vnni == AVX512_VNNI else LANES
     floats, ints, bytes_ = (
         ir.VectorType(kind, count)
@@ -191,8 +202,8 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
                 stored = {
                     start: b.read(words, b.plus(place, 4 * start), bytes_) for start in starts
                 }
-                if rows >= AHEAD_ROWS:
-                    b.prefetch(words, b.plus(place, AHEAD), again=rows == _most_rows(vnni))
+                if ahead:
+                    b.prefetch(words, b.plus(place, ahead), low=ahead == FAR)
                 column = b.times(index, 32 // bits)
                 for part, row in product(range(8 // bits), range(rows)):
                     of_row = b.plus(b.times(columns, row), column, 4 * part)
@@ -209,10 +220,7 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str) -> Any:
                         if bits == 8:
                             b.increase(sums[cell], _fours(b, pairs))
                         elif cell in pair_sums:
-                            # It never saturates; LLVM would reorder plain sums, and spill them.
-                            pair_sums[cell] = b.call_system(
-                                "llvm.sadd.sat.v16i16", SHORTS, pair_sums[cell], pairs
-                            )
+                            pair_sums[cell] = b.add_in_order(pair_sums[cell], pairs)
                         else:
                             pair_sums[cell] = pairs
             for cell, pairs in pair_sums.items():
@@ -309,9 +317,8 @@ def _write_compute_parts(module: ir.Module, tiles: dict[tuple[int, int], Any], a
                         left = b.sub(rows, row)
                         left = b.select(b.icmp_signed(">", left, I64(largest)), I64(largest), left)
                         chosen = b.plus(b.times(code, ROWS), left)
-                        for (bits, count), compute_tile in tiles.items():
-                            number = BITS.index(bits) * ROWS + count
-                            with b.if_then(b.icmp_signed("==", chosen, I64(number))):
+                        for (number, count), compute_tile in tiles.items():
+                            with b.if_then(b.icmp_signed("==", chosen, I64(number * ROWS + count))):
                                 b.call(compute_tile, [board, tile, row])
             b.increase(computed, I64(1))
         count = b.sub(b.load(computed, typ=I64), before)

@@ -32,6 +32,12 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
         callee = self.module.globals.get(name) or ir.Function(self.module, form, name)
         return self.call(callee, arguments)
 
+    def add_in_order(self, x: Any, y: Any) -> Any:
+        """The sum of vectors of 16-bit integers, in a form that LLVM does not see through: it would
+        reorder sums, and spill them. (A sum that saturates is kept too, but half as fast.)"""
+        form = ir.FunctionType(x.type, [x.type, y.type])
+        return self.asm(form, "vpaddw $2, $1, $0", "=x,x,x", [x, y], side_effect=False)
+
     def splat(self, value: Any, lanes: int = LANES) -> Any:
         undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
         first = self.insert_element(undefined, value, I32(0))
@@ -48,10 +54,10 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
     def write(self, value: Any, base: Any, offset: Any) -> None:
         self.store(value, self.place(base, offset, value.type), align=1)
 
-    def prefetch(self, base: Any, offset: Any, again: bool) -> None:
-        """Ask for a byte, into the first cache alone unless it will be read `again`; one beyond the
-        end does no harm."""
-        to_read, locality, data = I32(0), I32(2 if again else 0), I32(1)
+    def prefetch(self, base: Any, offset: Any, low: bool) -> None:
+        """Ask for a byte, into the first cache alone or the `low` ones; one beyond the end does no
+        harm."""
+        to_read, locality, data = I32(0), I32(2 if low else 0), I32(1)
         address = self.place(base, offset, I8)
         self.call_system("llvm.prefetch.p0", NOTHING, address, to_read, locality, data)
 
