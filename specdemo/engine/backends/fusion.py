@@ -145,7 +145,8 @@ def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
         outputs=[_shape(step.node.output(0)) for step in segment.outputs],
         constants=[step.constant for step in segment.steps if step.constant is not None],
         matrices=[matrices[step.name] for step in segment.steps if step.weights],
-        registers=[max((weights.columns for weights in products), default=0), *[4 * groups] * 2],
+        registers=[2 * max((weights.columns for weights in products), default=0)]
+        + [4 * groups] * 2,
     )
     slots = {key: slot for slot, key in enumerate(segment.inputs)}
     slots |= {step.name: slot for slot, step in enumerate(segment.outputs, len(slots))}

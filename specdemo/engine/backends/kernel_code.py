@@ -40,7 +40,7 @@ SWITCH_SECONDS = 1e-4
 
 UNROLLED = 4
 """Steps at once. With 4 bits they add 8 products of at most 2 * 15 * 127 in 16 bits, the most that
-fit; with 8 bits a product of two columns does: 2 * 128 * 127."""
+fit."""
 
 AHEAD_ROWS, NEAR, FAR = 2, 4096, 8192
 """From so many rows on a tile asks for the weights that follow so many bytes later: more than the
@@ -116,7 +116,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     """Compile all. The functions, and "engine", which keeps their code."""
     module = ir.Module()
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
-        write_round(module, name, bits)
+        write_round(module, name, bits, wide=_is_wide(bits, vnni))
     full = ROWS if vnni == AVX512_VNNI else ROWS // 2
 
     @cache
@@ -158,6 +158,12 @@ def _functions(vnni: str) -> dict[str, Any]:
     return made
 
 
+def _is_wide(bits: int, vnni: str) -> bool:
+    """Whether weights and activations are multiplied in 16 bits: 4 products of 8 bits do not fit
+    there, and 2 take more instructions."""
+    return bits == 8 and not vnni
+
+
 def _bytes_ahead(rows: int, far: bool) -> int:
     if rows < AHEAD_ROWS:
         return 0
@@ -182,7 +188,9 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str, ahead: int) 
     words = b.place(words, b.times(tile, groups, steps, 4 * TILE), I8)
     scales = b.place(scales, b.times(tile, scales_tile), ir.HalfType())
     zeros = b.place(zeros, b.times(tile, scales_tile), I8)
-    x = b.place(x, b.times(first_row, columns), I8)
+    wide, parts = _is_wide(bits, vnni), 1 if bits == 8 and vnni else 2
+    x_bytes = b.times(columns, 2 if wide else 1)
+    x = b.place(x, b.times(first_row, x_bytes), I8)
     x_scales, x_sums = (
         b.place(values, b.times(first_row, groups), FLOAT) for values in (x_scales, x_sums)
     )
@@ -204,9 +212,9 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str, ahead: int) 
                 }
                 if ahead:
                     b.prefetch(words, b.plus(place, ahead), low=ahead == FAR)
-                column = b.times(index, 32 // bits)
-                for part, row in product(range(8 // bits), range(rows)):
-                    of_row = b.plus(b.times(columns, row), column, 4 * part)
+                column = b.times(index, 4 * parts)
+                for part, row in product(range(parts), range(rows)):
+                    of_row = b.plus(b.times(x_bytes, row), column, 4 * part)
                     four = b.read(b.place(x, of_row, I8), 0, I32)
                     values = b.bitcast(b.splat(four, lanes), bytes_)
                     for start in starts:
@@ -216,15 +224,20 @@ def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str, ahead: int) 
                             sum_ = b.load(sums[cell], typ=ints)
                             b.store(_add_fours(b, sum_, weights, values), sums[cell])
                             continue
-                        pairs = _pairs(b, bits, part, stored[start], values)
-                        if bits == 8:
-                            b.increase(sums[cell], _fours(b, pairs))
-                        elif cell in pair_sums:
+                        if wide:
+                            pairs = _every_other(b, part, stored[start])
+                            pairs = _pairs(b, pairs, b.bitcast(values, SHORTS))
+                            sum_ = b.load(sums[cell], typ=ints)
+                            b.store(b.add_in_order(sum_, pairs), sums[cell])
+                            continue
+                        weights = _unsigned(b, bits, part, stored[start])
+                        pairs = b.call_system("llvm.x86.avx2.pmadd.ub.sw", SHORTS, weights, values)
+                        if cell in pair_sums:
                             pair_sums[cell] = b.add_in_order(pair_sums[cell], pairs)
                         else:
                             pair_sums[cell] = pairs
             for cell, pairs in pair_sums.items():
-                b.increase(sums[cell], _fours(b, pairs))
+                b.increase(sums[cell], _pairs(b, pairs, filled(SHORTS, 1)))
         for start in starts:
             place = b.plus(b.times(group, pace), start)
             scale = b.fpext(b.read(scales, place, ir.VectorType(ir.HalfType(), lanes)), floats)
@@ -267,20 +280,15 @@ def _add_fours(b: Writer, sums: Any, weights: Any, values: Any) -> Any:
     return b.call_system(name, sums.type, sums, *operands)
 
 
-def _pairs(b: Writer, bits: int, part: int, stored: Any, values: Any) -> Any:
-    """Products of weights and values, and of their neighbours, added."""
-    if bits == 8:  # the instruction takes the first factor without a sign
-        sign = "llvm.x86.avx2.psign.b"
-        values = b.call_system(sign, BYTES, values, stored)
-        weights = b.call_system(sign, BYTES, stored, stored)
-    else:
-        weights = _unsigned(b, bits, part, stored)
-    return b.call_system("llvm.x86.avx2.pmadd.ub.sw", SHORTS, weights, values)
+def _every_other(b: Writer, part: int, stored: Any) -> Any:
+    """The even ones, or with part 1 the odd ones, of weights of 8 bits, in 16."""
+    shorts, eight = b.bitcast(stored, SHORTS), filled(SHORTS, 8)
+    return b.ashr(shorts if part else b.shl(shorts, eight), eight)
 
 
-def _fours(b: Writer, pairs: Any) -> Any:
-    """Sums of two neighbours, 32 bits."""
-    return b.call_system("llvm.x86.avx2.pmadd.wd", INTS, pairs, filled(SHORTS, 1))
+def _pairs(b: Writer, x: Any, y: Any) -> Any:
+    """Products of 16 bits and of their neighbours, added: 32 bits."""
+    return b.call_system("llvm.x86.avx2.pmadd.wd", INTS, x, y)
 
 
 def _write_compute_parts(module: ir.Module, tiles: dict[tuple[int, int], Any], attend: Any) -> Any:

@@ -7,21 +7,23 @@ from typing import Any
 from llvmlite import ir
 
 from .fusion import NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
-from .writer import FLOAT, FLOATS, I8, I32, I64, INTS, LANES, POINTER, Writer, filled
+from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, LANES, POINTER, Writer, filled
 
-BYTES = ir.VectorType(I8, LANES)
+BYTES, SHORTS = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
 ERF = 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429
 LOG2, LOG2_HIGH, LOG2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 """Base 2 logarithm of e; and the natural one of 2 in two parts, the first of few bits, so that its
 products with small integers are exact."""
 
 
-def write_round(module: ir.Module, name: str, bits: int) -> None:
+def write_round(module: ir.Module, name: str, bits: int, wide: bool) -> None:
     """Round groups of activations: values, rounded values, scales, sums; number of groups, and
-    columns of each. With 4 bits the even ones of 8 columns come first, as in the weights."""
+    columns of each. With 4 bits the even ones of 8 columns come first, as in the weights. `wide`
+    values have 16 bits, the even ones of 4 columns first."""
     b = Writer(module, name, [POINTER] * 4 + [I64] * 2)
     x, rounded, scales, sums, groups, columns = b.function.args
     order = [*range(0, 8, 2), *range(1, 8, 2)] if bits == 4 else [*range(8)]
+    order = [0, 2, 1, 3, 4, 6, 5, 7] if wide else order
     with b.loop(0, groups) as group:
         begin = b.times(group, columns)
         largest = b.variable(filled(FLOATS, 0.0))
@@ -41,7 +43,7 @@ def write_round(module: ir.Module, name: str, bits: int) -> None:
             integers = b.fptosi(b.call_system("llvm.rint.v8f32", FLOATS, scaled), INTS)
             b.increase(total, integers)
             ordered = b.shuffle_vector(integers, integers, ir.Constant(INTS, order))
-            b.write(b.trunc(ordered, BYTES), rounded, place)
+            b.write(b.trunc(ordered, SHORTS if wide else BYTES), rounded, place)
         sum_ = b.call_system("llvm.vector.reduce.add.v8i32", I32, b.load(total, typ=INTS))
         b.write(b.sitofp(sum_, FLOAT), sums, group)
         b.write(b.fdiv(top, FLOAT(127.0)), scales, group)
