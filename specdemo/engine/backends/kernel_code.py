@@ -4,7 +4,7 @@ this needs llvmlite."""
 import atexit
 import sys
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_int64
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from threading import Event, Lock, Thread
 from typing import Any
@@ -15,7 +15,7 @@ from llvmlite import binding, ir
 from .fusion import ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
 from .kernel_steps import write_operations, write_round, write_run
-from .tiles import BITS, CODES, ROWS, TILE
+from .tiles import BITS, ROWS, TILE
 from .writer import FLOAT, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
 
 PARTS = 4  # of a thread's share of a product: another thread that is ready takes from them
@@ -47,8 +47,10 @@ AHEAD_ROWS, NEAR, FAR = 2, 4096, 8192
 memory sends within its latency. What a processor expects by itself, it asks for too late once a
 product computes for long between two reads; with fewer rows it expects enough. NEAR weights go to
 the first cache alone, since the lower ones have the data of the rest of the forward. FAR ones go to
-the lower caches: those of LONG rows, whose activations would displace them, and of a full pass,
-which may be followed by another one."""
+the lower caches: beside more than SMALL activations, which would displace them from the first, and
+in a full pass, which may be followed by another one."""
+
+SMALL = 4096  # rows times columns
 
 BYTES, SHORTS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I16, 2 * LANES)
 
@@ -117,17 +119,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     module = ir.Module()
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
         write_round(module, name, bits, wide=_is_wide(bits, vnni))
-    full = ROWS if vnni == AVX512_VNNI else ROWS // 2
-
-    @cache
-    def tile(bits: int, rows: int, ahead: int) -> Any:
-        return _write_tile(module, bits, rows, vnni, ahead)
-
-    tiles = {
-        (code, rows): tile(bits, rows, _bytes_ahead(rows, long or rows == full))
-        for code, (bits, long) in enumerate(CODES)
-        for rows in range(1, full + 1)
-    }
+    tiles = _write_tiles(module, vnni)
     compute_parts = _write_compute_parts(module, tiles, write_attend(module, JOB))
     _write_share(module, compute_parts)
     write_rotate(module)
@@ -164,16 +156,27 @@ def _is_wide(bits: int, vnni: str) -> bool:
     return bits == 8 and not vnni
 
 
-def _bytes_ahead(rows: int, far: bool) -> int:
-    if rows < AHEAD_ROWS:
-        return 0
-    return FAR if far else NEAR
+def _write_tiles(module: ir.Module, vnni: str) -> list[Any]:
+    """Functions for every number of bits, few and many activations, 1 row to a full pass."""
+    full = ROWS if vnni == AVX512_VNNI else ROWS // 2
+    tiles = []
+    for bits, many in product(BITS, (False, True)):
+        for rows in range(1, full + 1):
+            ahead = FAR if many or rows == full else NEAR
+            ahead = ahead if rows >= AHEAD_ROWS else 0
+            found = module.globals.get(_name_of_tile(bits, rows, ahead))
+            tiles.append(found or _write_tile(module, bits, rows, ahead, vnni))
+    return tiles
 
 
-def _write_tile(module: ir.Module, bits: int, rows: int, vnni: str, ahead: int) -> Any:
+def _name_of_tile(bits: int, rows: int, ahead: int) -> str:
+    return f"tile_{bits}_{rows}_{ahead}"
+
+
+def _write_tile(module: ir.Module, bits: int, rows: int, ahead: int, vnni: str) -> Any:
     """Compute a tile of the job on the board for some rows, and ask for weights so many bytes
     `ahead`, if not 0: board, tile, and the first row."""
-    b = Writer(module, f"tile_{bits}_{rows}_{ahead}", [POINTER, I64, I64])
+    b = Writer(module, _name_of_tile(bits, rows, ahead), [POINTER, I64, I64])
     lanes = TILE if vnni == AVX512_VNNI else LANES
     floats, ints, bytes_ = (
         ir.VectorType(kind, count)
@@ -291,7 +294,7 @@ def _pairs(b: Writer, x: Any, y: Any) -> Any:
     return b.call_system("llvm.x86.avx2.pmadd.wd", INTS, x, y)
 
 
-def _write_compute_parts(module: ir.Module, tiles: dict[tuple[int, int], Any], attend: Any) -> Any:
+def _write_compute_parts(module: ir.Module, tiles: list[Any], attend: Any) -> Any:
     """Compute parts of the job on the board until none is left, those of the `thread`'s own share
     first. Gives how many. A thread that takes a part finds the arguments of its job: they change
     only when all parts are done."""
@@ -319,15 +322,15 @@ def _write_compute_parts(module: ir.Module, tiles: dict[tuple[int, int], Any], a
                 with attention, b.loop(first, last) as unit:
                     b.call(attend, [board, unit])
                 with matrix:
-                    rows = b.read(board, JOB + 5, I64)
-                    largest = max(rows for _, rows in tiles)
-                    with b.loop(first, last) as tile, b.loop(0, rows, largest) as row:
+                    columns = b.read(b.read(board, JOB, POINTER), 3, I64)
+                    rows, full = b.read(board, JOB + 5, I64), len(tiles) // 2 // len(BITS)
+                    with b.loop(first, last) as tile, b.loop(0, rows, full) as row:
                         left = b.sub(rows, row)
-                        left = b.select(b.icmp_signed(">", left, I64(largest)), I64(largest), left)
-                        chosen = b.plus(b.times(code, ROWS), left)
-                        for (number, count), compute_tile in tiles.items():
-                            with b.if_then(b.icmp_signed("==", chosen, I64(number * ROWS + count))):
-                                b.call(compute_tile, [board, tile, row])
+                        left = b.select(b.icmp_signed(">", left, I64(full)), I64(full), left)
+                        many = b.icmp_signed(">", b.times(left, columns), I64(SMALL))
+                        kind = b.plus(b.times(code, 2), b.zext(many, I64))
+                        index = b.plus(b.times(kind, full), left, -1)
+                        b.choose(index, tiles, [board, tile, row])
             b.increase(computed, I64(1))
         count = b.sub(b.load(computed, typ=I64), before)
         with b.if_then(b.icmp_signed(">", count, I64(0))):

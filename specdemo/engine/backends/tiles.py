@@ -1,7 +1,6 @@
 """Compressed weights as the kernels read them. Knows no graph."""
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -11,8 +10,6 @@ those of row o at step s: 4 columns of 8 bits or 8 columns of 4 bits. The last t
 outputs, though the one before may have some of them too."""
 
 BITS = (4, 8)
-LONG = 2048  # columns from which a row is long: several rows of activations leave the first cache
-CODES = tuple(product(BITS, (False, True)))  # bits of the weights, and whether their rows are long
 ROWS = 8  # the most that one pass over a tile computes: their sums fill the processor's registers
 
 
@@ -68,7 +65,6 @@ def pack(weights: Weights) -> Matrix:
     pointers = [array.ctypes.data for array in (words, scales, zeros)]
     sizes = columns, columns // weights.group, weights.group * weights.bits // 32
     between_groups = TILE if groups > 1 else 0  # from the scales of one to those of the next
-    code = CODES.index((weights.bits, columns >= LONG))
-    numbers = *sizes, between_groups, groups * TILE, outputs, code
+    numbers = *sizes, between_groups, groups * TILE, outputs, BITS.index(weights.bits)
     description = np.array([*pointers, *numbers], np.int64)
     return Matrix(description.ctypes.data, (words, scales, zeros, description))

@@ -78,6 +78,18 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
     def increase(self, variable: Any, value: Any) -> None:
         self.store(self.add(self.load(variable, typ=value.type), value), variable)
 
+    def choose(self, index: Any, callees: list[Any], arguments: list[Any]) -> None:
+        """Call the function with this index."""
+        after = self.append_basic_block()
+        switch = self.switch(index, after)
+        for number, callee in enumerate(callees):
+            block = self.append_basic_block()
+            switch.add_case(I64(number), block)
+            with self.goto_block(block):
+                self.call(callee, arguments)
+                self.branch(after)
+        self.position_at_end(after)
+
     @contextmanager
     def while_below(self, limit: Any, value: Callable[[], Any]) -> Iterator[Any]:
         """Repeat what is written inside while `value()` is below the limit; gives that value."""
