@@ -578,7 +578,7 @@ def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, m
     """With products by the plugin, at the ends of blocks, for a prompt and single tokens."""
     monkeypatch.setattr(kernels, "vnni", str)
     monkeypatch.setattr(kernels, "products_by_input", lambda model: [])
-    properties = F32[0], CACHE, (numerics.GROUP, "0")
+    properties = F32[0], CACHE, (kernels.GROUP, "0")
     results = []
     for more in ((), (KERNELS,)):
         model = PagedModel(tiny_llama_pair.target, ModelSettings(properties=(*properties, *more)))
@@ -633,11 +633,19 @@ def test_a_limit_of_onednn_is_a_processor_without_vnni(code, isa):
     assert python("-c", program, ONEDNN_MAX_CPU_ISA=isa).stdout == "True\n"
 
 
-def test_a_draft_head_runs_where_onednn_is_limited(tmp_path):
-    head = write_head(tmp_path / "head")
-    opened = f"DraftHead(Path({str(head)!r}), openvino.Core()).size"
-    imports = "import openvino; from pathlib import Path"
-    program = f"{imports}; from specdemo.engine.backends.draft_head import DraftHead; {opened}"
+def test_what_the_plugin_computes_runs_where_onednn_is_limited(tiny_llama_pair, tmp_path):
+    program = f"""
+import openvino
+from pathlib import Path
+from specdemo.engine.backends.draft_head import DraftHead
+from specdemo.engine.backends.numerics import open_target
+from specdemo.engine.checkpoint import PairFiles
+from specdemo.engine.messages import Run
+DraftHead(Path({str(write_head(tmp_path / "head"))!r}), openvino.Core()).size
+target = PairFiles(Path({str(tiny_llama_pair.target)!r}))
+model, _ = open_target(target, openvino.Core(), exact=False)
+model.forward([Run(model.new_sequence(), [1, 2], 1)])
+"""
     assert python("-c", program, ONEDNN_MAX_CPU_ISA="AVX2").returncode == 0
 
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from specdemo.engine import cache
-from specdemo.engine.backends import numerics
+from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.backends.graph import read_decoder
 from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
@@ -314,7 +314,7 @@ def _opened(loaded: LoadedPair) -> Model:
     properties = [("KV_CACHE_PRECISION", "f16")]
     if isinstance(source, Path):
         group = numerics.activation_group(read_decoder(core, source))
-        properties.append((numerics.GROUP, str(group)))
+        properties.append((kernels.GROUP, str(group)))
     return open_model(
         source, ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS)), core
     )

@@ -28,6 +28,8 @@ from .tiles import Weights, pack
 FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
 """Among the plugin's properties of a model stands what computes it where there are kernels."""
 
+F32, GROUP = ("INFERENCE_PRECISION_HINT", "f32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+
 WHOLE = 2  # nodes of a decoder that is computed as one: before its last rows are chosen, and after
 
 WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")  # values of ONEDNN_MAX_CPU_ISA
@@ -43,8 +45,10 @@ one, and what that adds to a zero point."""
 
 
 def plugin_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Those that the plugin knows."""
-    return {name: value for name, value in properties if name != FORWARD}
+    """Those that the plugin knows. It does not know that oneDNN is limited, and would ask it for
+    what it then has not."""
+    known = {name: value for name, value in properties if name != FORWARD}
+    return known | (dict([F32, (GROUP, "0")]) if limited() else {})
 
 
 def forward_by(computing: str) -> tuple[str, str]:
@@ -57,7 +61,7 @@ def in_kernels(properties: Iterable[tuple[str, str]]) -> bool:
 
 
 def limited() -> bool:
-    """Whether oneDNN must not use VNNI: the plugin does not know that, and must not ask for it."""
+    """Whether oneDNN must not use VNNI."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_VNNI
 
 

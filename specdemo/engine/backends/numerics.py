@@ -43,8 +43,6 @@ FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a model gets fixed shapes. For larger ones a change of size
 costs little beside a forward; for smaller ones forwards cost little."""
 
-_F32 = ("INFERENCE_PRECISION_HINT", "f32")
-GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 MIN_GROUP, MAX_GROUP = 32, 128  # activations that share a scale; 32 is the plugin's number
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}  # tokens of a forward
@@ -77,14 +75,14 @@ def candidates(
     if kv_cache != "auto":
         precisions = [kv_cache]
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
-    group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
-    tried: list[Properties] = [(_F32, cache, group) for cache in caches]
+    group = (kernels.GROUP, str(activation_group(graph.read_decoder(core, source))))
+    tried: list[Properties] = [(kernels.F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
     if kv_cache != "u8":
-        tried.append((_F32, caches[-1], (GROUP, "0")))
+        tried.append((kernels.F32, caches[-1], (kernels.GROUP, "0")))
     if not uses_kernels(source):
         return tried
-    own = _F32, caches[0], (GROUP, "0"), kernels.forward_by(kernels.KERNELS)
+    own = kernels.F32, caches[0], (kernels.GROUP, "0"), kernels.forward_by(kernels.KERNELS)
     otherwise = kernels.forward_by(kernels.PLUGIN)
     return [own, *((*properties, otherwise) for properties in tried)]
 
