@@ -16,9 +16,10 @@ from .tiles import BITS, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
 NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
-ELEMENTWISE = ("Add", "Multiply", "Swish", "Gelu", "ErfGelu")
-OPERATIONS = (*ROUNDINGS, "MatMul", *NORMS, *ELEMENTWISE, "Rotate", "Store", "Attend")
-"""Each has a function of this name in the compiled code."""
+GATES = ("Swish", "Gelu", "ErfGelu")
+JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES)
+OPERATIONS = (*JOBS, *NORMS, "Add", "Multiply", "Rotate", "Store")
+"""Each has a function of this name in the compiled code. Threads share JOBS."""
 
 STEP_SIZE = 7  # numbers of a step in a `Program`
 

@@ -76,19 +76,19 @@ def write_store(module: ir.Module) -> None:
 
 
 def write_attend(module: ir.Module, job: int) -> Any:
-    """Compute the attention of the job on the board for one row and the heads that share a key:
-    board, and number of the key's head and the row. A head's rows follow each other, with its keys
-    and values in the cache. Blocks are read in order, with the softmax computed along (arXiv
+    """Compute the attention of the job on the board, for rows and the heads that share a key: units
+    from the first to before the last, in which a head's rows follow each other, with its keys and
+    values in the cache. Blocks are read in order, with the softmax computed along (arXiv
     1805.02867), so the bits depend on the row alone."""
     together = [_write_heads(module, job, count) for count in range(1, HEADS + 1)]
-    b = Writer(module, "attend", [POINTER, I64])
-    board, unit = b.function.args
+    b = Writer(module, "Attend", [POINTER, I64, I64])
+    board, first, last = b.function.args
     attention = b.read(board, job, POINTER)
     heads, key_heads = (b.read(attention, index, I64) for index in range(2))
     rows = b.udiv(b.read(board, job + 6, I64), key_heads)
-    key_head, row = b.udiv(unit, rows), b.urem(unit, rows)
     shared = b.udiv(heads, key_heads)
-    with b.loop(0, shared, HEADS) as member:
+    with b.loop(first, last) as unit, b.loop(0, shared, HEADS) as member:
+        key_head, row = b.udiv(unit, rows), b.urem(unit, rows)
         left = b.sub(shared, member)
         head = b.plus(b.times(key_head, shared), member)
         for count, compute_heads in enumerate(together, 1):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir
 
-from .fusion import ROUNDINGS
+from .fusion import JOBS, ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
-from .kernel_steps import write_operations, write_round, write_run
+from .kernel_steps import write_gates, write_operations, write_round, write_run
 from .tiles import BITS, ROWS, TILE
 from .writer import FLOAT, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
 
@@ -117,16 +117,16 @@ class Kernels:
 def _functions(vnni: str) -> dict[str, Any]:
     """Compile all. The functions, and "engine", which keeps their code."""
     module = ir.Module()
+    jobs = write_gates(module, JOB)
+    jobs |= {"MatMul": _write_products(module, vnni), "Attend": write_attend(module, JOB)}
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
-        write_round(module, name, bits, wide=_is_wide(bits, vnni))
-    tiles = _write_tiles(module, vnni)
-    compute_parts = _write_compute_parts(module, tiles, write_attend(module, JOB))
-    _write_share(module, compute_parts)
+        jobs[name] = write_round(module, name, bits, _is_wide(bits, vnni), JOB)
+    compute_parts = _write_compute_parts(module, [jobs[name] for name in JOBS])
     write_rotate(module)
     write_store(module)
     _write_help(module, compute_parts)
     write_operations(module)
-    write_run(module, RUNNING)
+    write_run(module, RUNNING, _write_share(module, compute_parts))
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     binding.initialize_native_asmparser()
@@ -154,6 +154,25 @@ def _is_wide(bits: int, vnni: str) -> bool:
     """Whether weights and activations are multiplied in 16 bits: 4 products of 8 bits do not fit
     there, and 2 take more instructions."""
     return bits == 8 and not vnni
+
+
+def _write_products(module: ir.Module, vnni: str) -> Any:
+    """Compute tiles of the job on the board: description of the matrix, activations, their scales
+    and sums, outputs, rows."""
+    tiles = _write_tiles(module, vnni)
+    b = Writer(module, "MatMul", [POINTER, I64, I64])
+    board, first, last = b.function.args
+    matrix, rows = b.read(board, JOB, POINTER), b.read(board, JOB + 5, I64)
+    columns, code = b.read(matrix, 3, I64), b.read(matrix, 9, I64)
+    full = I64(len(tiles) // 2 // len(BITS))
+    with b.loop(first, last) as tile, b.loop(0, rows, full) as row:
+        left = b.sub(rows, row)
+        left = b.select(b.icmp_signed(">", left, full), full, left)
+        many = b.icmp_signed(">", b.times(left, columns), I64(SMALL))
+        kind = b.plus(b.times(code, 2), b.zext(many, I64))
+        b.choose(b.plus(b.times(kind, full), left, -1), tiles, [board, tile, row])
+    b.ret_void()
+    return b.function
 
 
 def _write_tiles(module: ir.Module, vnni: str) -> list[Any]:
@@ -294,7 +313,7 @@ def _pairs(b: Writer, x: Any, y: Any) -> Any:
     return b.call_system("llvm.x86.avx2.pmadd.wd", INTS, x, y)
 
 
-def _write_compute_parts(module: ir.Module, tiles: list[Any], attend: Any) -> Any:
+def _write_compute_parts(module: ir.Module, jobs: list[Any]) -> Any:
     """Compute parts of the job on the board until none is left, those of the `thread`'s own share
     first. Gives how many. A thread that takes a part finds the arguments of its job: they change
     only when all parts are done."""
@@ -318,19 +337,7 @@ def _write_compute_parts(module: ir.Module, tiles: list[Any], attend: Any) -> An
             begin = b.plus(b.times(share, PARTS), part)
             parts = b.times(b.read(board, THREADS, I64), PARTS)
             first, last = (b.udiv(b.times(units, end), parts) for end in (begin, b.plus(begin, 1)))
-            with b.if_else(b.icmp_signed("<", code, I64(0))) as (attention, matrix):
-                with attention, b.loop(first, last) as unit:
-                    b.call(attend, [board, unit])
-                with matrix:
-                    columns = b.read(b.read(board, JOB, POINTER), 3, I64)
-                    rows, full = b.read(board, JOB + 5, I64), len(tiles) // 2 // len(BITS)
-                    with b.loop(first, last) as tile, b.loop(0, rows, full) as row:
-                        left = b.sub(rows, row)
-                        left = b.select(b.icmp_signed(">", left, I64(full)), I64(full), left)
-                        many = b.icmp_signed(">", b.times(left, columns), I64(SMALL))
-                        kind = b.plus(b.times(code, 2), b.zext(many, I64))
-                        index = b.plus(b.times(kind, full), left, -1)
-                        b.choose(index, tiles, [board, tile, row])
+            b.choose(code, jobs, [board, first, last])
             b.increase(computed, I64(1))
         count = b.sub(b.load(computed, typ=I64), before)
         with b.if_then(b.icmp_signed(">", count, I64(0))):
@@ -339,35 +346,24 @@ def _write_compute_parts(module: ir.Module, tiles: list[Any], attend: Any) -> An
     return b.function
 
 
-def _write_share(module: ir.Module, compute_parts: Any) -> None:
-    """Two functions that put a job on the board, help with it, and wait until all its parts are
-    done. MatMul: board, description of the matrix, activations, their scales and sums, outputs,
-    rows. Attend: board, description of the attention, queries, positions, first blocks, outputs,
-    blocks, rows."""
-    for name, pointers in (("MatMul", 5), ("Attend", 6)):
-        b = Writer(module, name, [POINTER, I64, *[POINTER] * (pointers - 1), I64])
-        board, described, *others, rows = b.function.args
-        description = b.inttoptr(described, POINTER)
-        if name == "MatMul":
-            others.append(rows)
-            units, code = (
-                b.udiv(b.plus(b.read(description, 8, I64), TILE - 1), I64(TILE)),
-                b.read(description, 9, I64),
-            )
-        else:
-            units, code = b.times(rows, b.read(description, 1, I64)), I64(-1)
-        for index, value in enumerate([described, *others, units, code], JOB):
-            b.write(value, board, index)
-        done, threads = b.place(board, DONE, I64), b.read(board, THREADS, I64)
-        b.atomic_rmw("xchg", done, I64(0), "seq_cst")
-        with b.loop(0, threads) as thread:
-            following = b.place(board, b.plus(NEXT, b.times(thread, LINE)), I64)
-            b.atomic_rmw("xchg", following, I64(0), "seq_cst")
-        b.call(compute_parts, [board, I64(0)])
-        all_done = partial(b.load_atomic, done, "seq_cst", 8, typ=I64)
-        with b.while_below(b.times(threads, PARTS), all_done):
-            b.call_system("llvm.x86.sse2.pause", NOTHING)
-        b.ret_void()
+def _write_share(module: ir.Module, compute_parts: Any) -> Any:
+    """Put a job on the board, help with it, and wait until all its parts are done: board, six
+    arguments of its function in JOBS, number of units, and index of that function."""
+    b = Writer(module, "share", [POINTER, *[I64] * 8])
+    board, *arguments = b.function.args
+    for index, value in enumerate(arguments, JOB):
+        b.write(value, board, index)
+    done, threads = b.place(board, DONE, I64), b.read(board, THREADS, I64)
+    b.atomic_rmw("xchg", done, I64(0), "seq_cst")
+    with b.loop(0, threads) as thread:
+        following = b.place(board, b.plus(NEXT, b.times(thread, LINE)), I64)
+        b.atomic_rmw("xchg", following, I64(0), "seq_cst")
+    b.call(compute_parts, [board, I64(0)])
+    all_done = partial(b.load_atomic, done, "seq_cst", 8, typ=I64)
+    with b.while_below(b.times(threads, PARTS), all_done):
+        b.call_system("llvm.x86.sse2.pause", NOTHING)
+    b.ret_void()
+    return b.function
 
 
 def _write_help(module: ir.Module, compute_parts: Any) -> None:

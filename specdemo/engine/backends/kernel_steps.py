@@ -6,7 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from .fusion import NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
+from .fusion import JOBS, NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
+from .tiles import TILE
 from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, LANES, POINTER, Writer, filled
 
 BYTES, SHORTS = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
@@ -16,15 +17,17 @@ LOG2, LOG2_HIGH, LOG2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 products with small integers are exact."""
 
 
-def write_round(module: ir.Module, name: str, bits: int, wide: bool) -> None:
-    """Round groups of activations: values, rounded values, scales, sums; number of groups, and
-    columns of each. With 4 bits the even ones of 8 columns come first, as in the weights. `wide`
-    values have 16 bits, the even ones of 4 columns first."""
-    b = Writer(module, name, [POINTER] * 4 + [I64] * 2)
-    x, rounded, scales, sums, groups, columns = b.function.args
+def write_round(module: ir.Module, name: str, bits: int, wide: bool, job: int) -> Any:
+    """Round groups of the activations of the job on the board: values, rounded values, scales,
+    sums, and columns of a group. With 4 bits the even ones of 8 columns come first, as in the
+    weights. `wide` values have 16 bits, the even ones of 4 columns first."""
+    b = Writer(module, name, [POINTER, I64, I64])
+    board, first, last = b.function.args
+    x, rounded, scales, sums = (b.read(board, job + index, POINTER) for index in range(4))
+    columns = b.read(board, job + 4, I64)
     order = [*range(0, 8, 2), *range(1, 8, 2)] if bits == 4 else [*range(8)]
     order = [0, 2, 1, 3, 4, 6, 5, 7] if wide else order
-    with b.loop(0, groups) as group:
+    with b.loop(first, last) as group:
         begin = b.times(group, columns)
         largest = b.variable(filled(FLOATS, 0.0))
         with b.loop(0, columns, LANES) as column:
@@ -48,6 +51,27 @@ def write_round(module: ir.Module, name: str, bits: int, wide: bool) -> None:
         b.write(b.sitofp(sum_, FLOAT), sums, group)
         b.write(b.fdiv(top, FLOAT(127.0)), scales, group)
     b.ret_void()
+    return b.function
+
+
+def write_gates(module: ir.Module, job: int) -> dict[str, Any]:
+    """Functions of vectors of the job on the board: results, and values."""
+    gates: dict[str, Callable[[Writer, Any], Any]] = {
+        "Swish": lambda b, x: _gated(b, x, x),
+        "Gelu": lambda b, x: _gated(b, x, _gelu_argument(b, x)),
+        "ErfGelu": lambda b, x: b.fmul(x, _normal_share(b, x)),
+    }
+    written = {}
+    for name, compute in gates.items():
+        b = Writer(module, name, [POINTER, I64, I64])
+        board, first, last = b.function.args
+        y, x = (b.read(board, job + index, POINTER) for index in range(2))
+        with b.loop(first, last) as number:
+            index = b.times(number, LANES)
+            b.write(compute(b, b.read(x, index, FLOATS)), y, index)
+        b.ret_void()
+        written[name] = b.function
+    return written
 
 
 def write_operations(module: ir.Module) -> None:
@@ -56,9 +80,6 @@ def write_operations(module: ir.Module) -> None:
     of_values: dict[str, Callable[[Writer, Any, Any], Any]] = {
         "Add": lambda b, x, other: b.fadd(x, other),
         "Multiply": lambda b, x, other: b.fmul(x, other),
-        "Swish": lambda b, x, _: _gated(b, x, x),
-        "Gelu": lambda b, x, _: _gated(b, x, _gelu_argument(b, x)),
-        "ErfGelu": lambda b, x, _: b.fmul(x, _normal_share(b, x)),
     }
     for name, compute in of_values.items():
         b = Writer(module, name, [POINTER] * 3 + [I64] * 3)
@@ -154,7 +175,7 @@ def fused(b: Writer, factor: Any, other: Any, term: Any) -> Any:
     return b.call_system(name, kind, factor, other, term)
 
 
-def write_run(module: ir.Module, running: int) -> None:
+def write_run(module: ir.Module, running: int, share: Any) -> None:
     """Run steps (`fusion.Program`) one after the other: board, steps, their number, slots, rows.
     Meanwhile the board's word at `running` is 1."""
     b = Writer(module, "run", [POINTER, POINTER, I64, POINTER, I64])
@@ -163,28 +184,44 @@ def write_run(module: ir.Module, running: int) -> None:
     with b.loop(0, count) as number:
         step = b.place(steps, b.times(number, STEP_SIZE), I64)
         code, *indices, width, extra = (b.read(step, index, I64) for index in range(STEP_SIZE))
-        y, x, other, third = (b.read(slots, index, POINTER) for index in indices)
+        y, x, other, third = (b.read(slots, index, I64) for index in indices)
         # Of operands with three parts, the others.
-        parts = [b.read(slots, b.plus(indices[2], part), POINTER) for part in (1, 2)]
-        layout = [b.read(slots, index, POINTER) for index in range(3)]
+        parts = [b.read(slots, b.plus(indices[2], part), I64) for part in (1, 2)]
+        positions, firsts, blocks = (b.read(slots, index, I64) for index in range(3))
+        described = b.inttoptr(extra, POINTER)
         for index, name in enumerate(OPERATIONS):
             with b.if_then(b.icmp_signed("==", code, I64(index))):
+                if name in JOBS:
+                    if name == "MatMul":
+                        outputs = b.read(described, 8, I64)
+                        units = b.udiv(b.plus(outputs, TILE - 1), I64(TILE))
+                        arguments = [extra, other, *parts, y, rows]
+                    elif name == "Attend":
+                        units = b.times(rows, b.read(described, 1, I64))
+                        arguments = [extra, x, positions, firsts, y, blocks]
+                    elif name in ROUNDINGS:
+                        units = b.udiv(b.times(rows, width), extra)
+                        arguments = [x, other, *parts, extra]
+                    else:
+                        units, arguments = b.udiv(b.times(rows, width), I64(LANES)), [y, x]
+                    arguments += [I64(0)] * (6 - len(arguments))
+                    b.call(share, [board, *arguments, units, I64(JOBS.index(name))])
+                    continue
                 arguments = [y, x, other, rows, width, extra]
-                if name in ROUNDINGS:
-                    groups = b.udiv(b.times(rows, width), extra)
-                    arguments = [x, other, *parts, groups, extra]
-                elif name in NORMS:
+                if name in NORMS:
                     norms = b.udiv(b.times(rows, width), indices[3])
                     arguments = [y, x, other, norms, indices[3], extra]
-                elif name == "MatMul":
-                    arguments = [board, extra, other, *parts, y, rows]
                 elif name == "Rotate":
                     arguments = [y, x, other, third, rows, width, extra]
                 elif name == "Store":
-                    arguments = [x, other, *layout, rows, extra]
-                elif name == "Attend":
-                    positions, firsts, blocks = layout
-                    arguments = [board, extra, x, positions, firsts, y, blocks, rows]
-                b.call(module.get_global(name), arguments)
+                    arguments = [x, other, positions, firsts, blocks, rows, extra]
+                callee = module.get_global(name)
+                b.call(
+                    callee,
+                    [
+                        b.inttoptr(value, POINTER) if parameter.type == POINTER else value
+                        for value, parameter in zip(arguments, callee.args, strict=True)
+                    ],
+                )
     b.write(I64(0), board, running)
     b.ret_void()

@@ -104,7 +104,7 @@ class Writer(ir.IRBuilder):  # type: ignore[misc]
         self.position_at_end(after)
 
     @contextmanager
-    def loop(self, start: Any, end: Any, step: int = 1) -> Iterator[Any]:
+    def loop(self, start: Any, end: Any, step: Any = 1) -> Iterator[Any]:
         """Repeat what is written inside for `start`, `start` + `step` and so on below `end`."""
         variable = self.variable(_integer(start))
         with self.while_below(end, lambda: self.load(variable, typ=I64)) as index:
