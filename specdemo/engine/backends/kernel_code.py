@@ -181,7 +181,7 @@ def _write_tiles(module: ir.Module, vnni: str) -> list[Any]:
     tiles = []
     for bits, many in product(BITS, (False, True)):
         for rows in range(1, full + 1):
-            ahead = FAR if many or rows == full else NEAR
+            ahead = FAR if many or rows > full // 2 else NEAR
             ahead = ahead if rows >= AHEAD_ROWS else 0
             found = module.globals.get(_name_of_tile(bits, rows, ahead))
             tiles.append(found or _write_tile(module, bits, rows, ahead, vnni))
