@@ -12,12 +12,12 @@ import openvino as ov
 
 from .attention import BLOCKS, Attention, behind, key_of, rotation, token_width
 from .graph import integer, source_of
-from .tiles import BITS, TILE, Matrix, Weights
+from .tiles import BITS, LANES, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
 NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
 GATES = ("Swish", "Gelu", "ErfGelu")
-JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES)
+JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES, "LogSumExp")
 OPERATIONS = (*JOBS, *NORMS, "Add", "Multiply", "Rotate", "Store")
 """Each has a function of this name in the compiled code. Threads share JOBS."""
 
@@ -51,6 +51,8 @@ class Step:
         """The number that its function takes, but for a product."""
         if self.attention:
             return int(self.attention.description.ctypes.data)
+        if self.operation == "LogSumExp":
+            return self.size
         if self.operation in NORMS:
             return int(np.float32(self.epsilon).view(np.int32))
         if self.operation == "Rotate":
@@ -224,6 +226,8 @@ def _step(
         operands = [turned.x, turned.cosines, turned.sines]
         sizes = {"size": turned.size, "turned": turned.turned}
         return _of_tokens("Rotate", node, operands, turned.inner, **sizes)
+    if kind == "Add" and (log_sum := _log_sum(node)):
+        return log_sum
     if not token_width(output) or token_width(output) % TILE:
         return None
     if kind == "MVN":
@@ -301,6 +305,28 @@ def _standardization(node: ov.Node) -> Step | None:
     if not usual or integer(axes[0]) not in (-1, len(shape) - 1) or size % TILE:
         return None
     return _of_tokens("Standardize", node, [x], size=size, epsilon=how["eps"])
+
+
+def _log_sum(node: ov.Node) -> Step | None:
+    """log(sum(exp(x - max(x)))) + max(x), as `graph.add_log_sums` writes it; None for others."""
+    chain = [node]
+    for kind in ("Log", "ReduceSum", "Exp", "Subtract"):
+        chain.append(chain[-1].input_value(0).get_node())
+        if chain[-1].get_type_name() != kind:
+            return None
+    x, top = chain[-1].input_values()
+    largest = top.get_node()
+    *rows, size = x.get_partial_shape()
+    if (
+        largest.get_type_name() != "ReduceMax"
+        or key_of(largest.input_value(0)) != key_of(x)
+        or key_of(node.input_value(1)) != key_of(top)
+        or node.get_output_partial_shape(0) != ov.PartialShape([*rows, ov.Dimension(1)])
+        or token_width(x) % LANES
+    ):
+        return None
+    inner = {value.get_name(): value for value in (*chain[1:], largest)}
+    return _of_tokens("LogSumExp", node, [x], inner, size=size.get_length())
 
 
 def _is_constant(output: ov.Output) -> bool:

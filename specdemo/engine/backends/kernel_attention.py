@@ -7,7 +7,8 @@ from llvmlite import ir
 
 from .attention import BLOCK_TOKENS
 from .kernel_steps import exponential, fused
-from .writer import FLOAT, FLOATS, I32, I64, INTS, LANES, POINTER, Writer, filled
+from .tiles import LANES
+from .writer import FLOAT, FLOATS, I32, I64, INTS, POINTER, Writer, filled
 
 HALF = ir.HalfType()
 HALVES = ir.VectorType(HALF, LANES)

@@ -14,9 +14,9 @@ from llvmlite import binding, ir
 
 from .fusion import JOBS, ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
-from .kernel_steps import write_gates, write_operations, write_round, write_run
-from .tiles import BITS, ROWS, TILE
-from .writer import FLOAT, I8, I16, I32, I64, INTS, LANES, NOTHING, POINTER, Writer, filled
+from .kernel_steps import write_gates, write_log_sum, write_operations, write_round, write_run
+from .tiles import BITS, LANES, ROWS, TILE
+from .writer import FLOAT, I8, I16, I32, I64, INTS, NOTHING, POINTER, Writer, filled
 
 PARTS = 4  # of a thread's share of a product: another thread that is ready takes from them
 
@@ -119,6 +119,7 @@ def _functions(vnni: str) -> dict[str, Any]:
     module = ir.Module()
     jobs = write_gates(module, JOB)
     jobs |= {"MatMul": _write_products(module, vnni), "Attend": write_attend(module, JOB)}
+    jobs["LogSumExp"] = write_log_sum(module, JOB)
     for name, bits in zip(ROUNDINGS, BITS, strict=True):
         jobs[name] = write_round(module, name, bits, _is_wide(bits, vnni), JOB)
     compute_parts = _write_compute_parts(module, [jobs[name] for name in JOBS])

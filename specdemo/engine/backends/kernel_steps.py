@@ -7,10 +7,11 @@ from typing import Any
 from llvmlite import ir
 
 from .fusion import JOBS, NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
-from .tiles import TILE
-from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, LANES, POINTER, Writer, filled
+from .tiles import LANES, TILE
+from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, POINTER, Writer, filled
 
 BYTES, SHORTS = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
+TOGETHER = 1024  # logits summed before they join those before: a large sum drops small terms
 ERF = 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429
 LOG2, LOG2_HIGH, LOG2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 """Base 2 logarithm of e; and the natural one of 2 in two parts, the first of few bits, so that its
@@ -72,6 +73,38 @@ def write_gates(module: ir.Module, job: int) -> dict[str, Any]:
         b.ret_void()
         written[name] = b.function
     return written
+
+
+def write_log_sum(module: ir.Module, job: int) -> Any:
+    """The log-sum-exp of rows of the job on the board: results, values, and their number in a
+    row."""
+    b = Writer(module, "LogSumExp", [POINTER, I64, I64])
+    board, first, last = b.function.args
+    y, x = (b.read(board, job + index, POINTER) for index in range(2))
+    width = b.read(board, job + 2, I64)
+    with b.loop(first, last) as row:
+        begin = b.times(row, width)
+        largest = b.variable(filled(FLOATS, float("-inf")))
+        some, total = (b.variable(filled(FLOATS, 0.0)) for _ in range(2))
+        with b.loop(0, width, LANES) as column:
+            values = b.read(x, b.plus(begin, column), FLOATS)
+            before = b.load(largest, typ=FLOATS)
+            b.store(b.select(b.fcmp_ordered(">", values, before), values, before), largest)
+        top = b.load(largest, typ=FLOATS)
+        top = b.call_system("llvm.vector.reduce.fmax.v8f32", FLOAT, top)
+        with b.loop(0, width, TOGETHER) as start:
+            end = b.plus(start, TOGETHER)
+            end = b.select(b.icmp_signed("<", end, width), end, width)
+            b.store(filled(FLOATS, 0.0), some)
+            with b.loop(start, end, LANES) as column:
+                values = b.fsub(b.read(x, b.plus(begin, column), FLOATS), b.splat(top))
+                b.store(b.fadd(b.load(some, typ=FLOATS), exponential(b, values)), some)
+            b.store(b.fadd(b.load(total, typ=FLOATS), b.load(some, typ=FLOATS)), total)
+        sum_ = b.load(total, typ=FLOATS)
+        sum_ = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), sum_)
+        b.write(b.fadd(b.call_system("llvm.log.f32", FLOAT, sum_), top), y, row)
+    b.ret_void()
+    return b.function
 
 
 def write_operations(module: ir.Module) -> None:
@@ -202,6 +235,8 @@ def write_run(module: ir.Module, running: int, share: Any) -> None:
                     elif name in ROUNDINGS:
                         units = b.udiv(b.times(rows, width), extra)
                         arguments = [x, other, *parts, extra]
+                    elif name == "LogSumExp":
+                        units, arguments = rows, [y, x, extra]
                     else:
                         units, arguments = b.udiv(b.times(rows, width), I64(LANES)), [y, x]
                     arguments += [I64(0)] * (6 - len(arguments))

@@ -9,6 +9,7 @@ TILE = 16
 those of row o at step s: 4 columns of 8 bits or 8 columns of 4 bits. The last tile has the last
 outputs, though the one before may have some of them too."""
 
+LANES = 8  # of a register of AVX2: floats or 32-bit integers
 BITS = (4, 8)
 ROWS = 8  # the most that one pass over a tile computes: their sums fill the processor's registers
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from llvmlite import ir
 
+from .tiles import LANES
+
 I8, I16, I32, I64 = map(ir.IntType, (8, 16, 32, 64))
 FLOAT, POINTER, NOTHING = ir.FloatType(), ir.PointerType(), ir.VoidType()
-LANES = 8  # of a register of AVX2: floats or 32-bit integers
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 
 
