@@ -165,7 +165,8 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -
     x = ops.concat([read, _norm(state.output(0)), _norm(_embedded(embedding, token))], -1)
     s = _product(x, head.weights["mix"])
     gate_up = _product(_norm(s.output(0)), head.weights["gate_up"])
-    gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
+    half = gate_up.get_output_partial_shape(0)[1].get_length() // 2
+    gate, up = ops.variadic_split(gate_up, -1, [half, half]).outputs()
     s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), head.weights["down"]))
     out = _product(_norm(s.output(0)), head.weights["out"])
     logits = named_result("logits", _product(out, head.weights["rows"]))
@@ -185,8 +186,9 @@ def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
 
 
 def _norm(rows: ov.Output) -> ov.Node:
-    square = ops.reduce_mean(ops.multiply(rows, rows), ops.constant([-1]), True)
-    return ops.divide(rows, ops.sqrt(ops.add(square, ops.constant(np.float32(EPSILON)))))
+    square = ops.reduce_mean(ops.power(rows, np.float32(2)), [-1], True)
+    root = ops.sqrt(ops.add(square, np.float32(EPSILON)))
+    return ops.multiply(rows, ops.divide(np.float32(1), root))
 
 
 def _product(rows: ov.Node, weights: Quantized) -> ov.Node:

@@ -15,6 +15,7 @@ from . import cost_measurement
 from .backends import numerics
 from .backends.draft_head import DraftHead
 from .backends.eagle_head import EagleHead
+from .backends.kernels import in_kernels
 from .backends.paged import open_model
 from .checkpoint import PairFiles, weights_size
 from .drafts.draft_sources import (
@@ -209,9 +210,9 @@ class Engine:
         source = self._head or files.draft
         assert source is not None, "asked for only if there are drafts"
         draft: HeadSource | ModelSource
-        known = self._known.draft
+        known, properties = self._known.draft, target.model.settings.properties
         if self._head is not None and not files.head_layers:
-            draft = HeadSource(DraftHead(self._head, self.core))
+            draft = HeadSource(DraftHead(self._head, self.core, in_kernels(properties)))
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             device = "CPU" if self._head else files.draft_device

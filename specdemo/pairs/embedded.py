@@ -25,7 +25,7 @@ REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"  # until this machine has measured
-_VERSION = f"v5-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
+_VERSION = f"v6-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 TARGET = f"target-{_VERSION}"  # the name of the target's folder
 
 

@@ -4,6 +4,7 @@ state of the target model and the tokens after it.
 It has no attention and so no cache: its state carries the draft tokens read so far.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -13,8 +14,8 @@ import openvino as ov
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Run
-from .graph import HIDDEN, add_log_sums, last_line
-from .kernels import F32, plugin_properties
+from .graph import HIDDEN, add_log_sums, last_line, split_products
+from .kernels import F32, plugin_properties, use_kernels
 
 _FRACTIONS = ["specdemo", "fractions"]
 _STATES = (HIDDEN, "state")
@@ -26,14 +27,19 @@ has evicted from the processor's caches."""
 
 class DraftHead:
     """The draft head in `xml`; column j of its logits stands for token `token_ids[j]` (int64
-    [V']). Raises ModelError for any other file."""
+    [V']). It is computed `in_kernels`, once they are compiled for the target model, if they can as
+    one node. Raises ModelError for any other file."""
 
-    def __init__(self, xml: Path, core: ov.Core):
+    def __init__(self, xml: Path, core: ov.Core, in_kernels: bool = False):
         try:
             model = core.read_model(xml)
             self.token_ids = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
             self._widths = [model.input(name).partial_shape[-1].get_length() for name in _STATES]
             add_log_sums(model)
+            if in_kernels:
+                split_products(model)
+                with suppress(ModelError):
+                    use_kernels(model, only_whole=True)
             several = core.compile_model(model, "CPU", _PROPERTIES)
             # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
             model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
