@@ -529,18 +529,23 @@ def test_what_is_between_two_segments_stays_with_the_plugin(code):
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.03 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(("outputs", "ours"), [(24, True), (5000, True), (27, False)])
-def test_the_mass_of_logits_is_computed_with_them_where_it_fills_registers(code, outputs, ours):
+@pytest.mark.parametrize(
+    ("outputs", "places", "ours"),
+    [(24, 1, True), (5000, 1, True), (27, 1, False), (24, 2, False)],
+)
+def test_the_mass_of_logits_is_computed_with_them_where_it_fills_registers(
+    code, outputs, places, ours
+):
     """Among logits far below the largest, which must neither vanish nor overflow."""
     rng = np.random.default_rng(6)
-    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    x = ops.parameter([-1, places, 64], ov.Type.f32)
     logits = ops.matmul(x, matrix_of(rng, "i8", outputs, 64)[0], False, True)
     model = ov.Model([ops.result(logits)], [x], "logits")
     graph.add_log_sums(model)
     kernels.use_kernels(model)
     kinds = [node.get_type_name() for node in model.get_ops()]
     assert ("ReduceMax" not in kinds) == ours
-    given = 10.0 ** rng.integers(-3, 2, (9, 1, 1)) * rng.standard_normal((9, 1, 64))
+    given = 10.0 ** rng.integers(-3, 2, (9, 1, 1)) * rng.standard_normal((9, places, 64))
     compiled = CORE.compile_model(model, "CPU", dict(CLOSE.properties))
     rows, log_sums = (compiled([given.astype(np.float32)])[port] for port in range(2))
     assert np.allclose(log_sums, np.logaddexp.reduce(rows, -1, keepdims=True, dtype=float), 2e-6)

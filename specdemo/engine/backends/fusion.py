@@ -315,18 +315,20 @@ def _log_sum(node: ov.Node) -> Step | None:
         if chain[-1].get_type_name() != kind:
             return None
     x, top = chain[-1].input_values()
-    largest = top.get_node()
-    *rows, size = x.get_partial_shape()
+    largest, size = top.get_node(), token_width(x)
+    if not size or size % LANES:
+        return None
+    *rows, last = x.get_partial_shape()
     if (
-        largest.get_type_name() != "ReduceMax"
+        last != size
+        or largest.get_type_name() != "ReduceMax"
         or key_of(largest.input_value(0)) != key_of(x)
         or key_of(node.input_value(1)) != key_of(top)
         or node.get_output_partial_shape(0) != ov.PartialShape([*rows, ov.Dimension(1)])
-        or token_width(x) % LANES
     ):
         return None
     inner = {value.get_name(): value for value in (*chain[1:], largest)}
-    return _of_tokens("LogSumExp", node, [x], inner, size=size.get_length())
+    return _of_tokens("LogSumExp", node, [x], inner, size=size)
 
 
 def _is_constant(output: ov.Output) -> bool:

@@ -48,7 +48,7 @@ memory sends within its latency. What a processor expects by itself, it asks for
 product computes for long between two reads; with fewer rows it expects enough. NEAR weights go to
 the first cache alone, since the lower ones have the data of the rest of the forward. FAR ones go to
 the lower caches: beside more than SMALL activations, which would displace them from the first, and
-in a full pass, which may be followed by another one."""
+in more than half of a full pass, which computes for longer and may be followed by another one."""
 
 SMALL = 4096  # rows times columns
 
