@@ -191,7 +191,7 @@ def test_logits_are_those_of_torch_in_any_forward_and_answers_those_without_a_dr
         ("granite", {}, True),
         ("olmo2", {}, True),
         ("phi3", tiny_gguf.LONG, True),  # turns a part of each head
-        ("gemma3", {}, False),  # attends to a window
+        ("gemma3", {}, True),  # attends to a window
         ("gptneox", {"rotary_pct": 1.0}, True),
         ("gptneox", {}, True),
         ("gpt2", {}, True),
@@ -467,13 +467,25 @@ def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(file, tmp
 # What the engine needs of these graphs
 
 
-def test_a_sliding_window_is_exact_across_its_edge(tmp_path):
+@pytest.mark.parametrize("computed_by", ["plugin", "kernels"])
+def test_a_sliding_window_is_exact_across_its_edge(tmp_path, monkeypatch, computed_by):
     """In sizes, after rollback, on a shared prefix, and in a batch; the window is not a multiple of
     a block, nor of the tokens of a forward."""
+    import torch
+
     model = tiny_gguf.torch_model("gemma3", sliding_window=19)
-    tiny_gguf.write(tmp_path / "tiny.gguf", model, "gemma3", Type.F16)
     ids = np.random.default_rng(0).integers(0, 400, 72).tolist()
-    paged = opened(exported(tmp_path / "tiny.gguf"))
+    if computed_by == "plugin":
+        tiny_gguf.write(tmp_path / "tiny.gguf", model, "gemma3", Type.F16)
+        paged = opened(exported(tmp_path / "tiny.gguf"))
+    else:
+        pytest.importorskip("llvmlite")
+        monkeypatch.setattr(kernels, "vnni", str)
+        tiny_gguf.saved(tmp_path / "model", model, "float32")
+        xml = exported(tmp_path / "model", "int8")
+        round_weights(model, four=False)
+        paged = PagedModel(xml, ModelSettings(properties=OWN))
+        assert paged.whole
 
     def verify(sequence, tokens: list[int], rows: int = 0) -> np.ndarray:
         run = Run(sequence, tokens, rows or len(tokens), stepwise=True)
@@ -495,10 +507,10 @@ def test_a_sliding_window_is_exact_across_its_edge(tmp_path):
             together = [logits.rows.copy() for logits in paged.forward(runs)]
             for rows, (_, at, size) in zip(together, batch, strict=True):
                 assert np.array_equal(rows, expected[at : at + size])
-    import torch
-
     with torch.no_grad():
-        assert abs(model(torch.tensor([ids])).logits[0].numpy() - expected).max() < 1e-4
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    # Activations of kernels have 8 bits; a window of one more or less differs by 1.4 deviations.
+    assert abs(logits - expected).max() < (1e-4 if computed_by == "plugin" else 0.3 * logits.std())
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from .graph import FIRSTS, POSITIONS, named_input, part_of, source_of
+from .graph import FIRSTS, POSITIONS, folded, named_input, part_of, source_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
 CACHE_TYPE = ov.Type.f16
+ALL_TOKENS = 1 << 31  # a window that no text fills
 
 BLOCKS = "block_indices"  # the input with the blocks of all sequences, int32
 REPLACED = ("past_lens", "subsequence_begins", "block_indices_begins", "max_context_len")
@@ -20,8 +21,8 @@ _SIZES = ("num_k_heads", "num_v_heads", "k_head_size", "v_head_size")
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Attention of a layer over blocks of a cache, which has `key_heads` heads of `size` values.
-    The code reads `description`: heads, key heads, size, bits of the scale, and the addresses of
-    keys and values."""
+    The code reads `description`: heads, key heads, size, bits of the scale, how many tokens up to
+    its own one attends to, and the addresses of keys and values."""
 
     key_heads: int
     size: int
@@ -59,8 +60,9 @@ def take_attention(model: ov.Model) -> dict[str, Attention]:
     for node in nodes:
         key_heads, _, size, _ = _sizes(node)
         heads = node.get_input_partial_shape(0)[-1].get_length() // size
-        scale = node.input_value(9).get_node().get_tensor_view().data.astype(np.float32)
-        numbers = [heads, key_heads, size, int(scale.view(np.int32).reshape(-1)[0]), 0, 0]
+        scale, window = (folded(node.input_value(index)).data for index in (9, 10))
+        bits = int(scale.astype(np.float32).view(np.int32).item())
+        numbers = [heads, key_heads, size, bits, int(window.item()) or ALL_TOKENS, 0, 0]
         found[node.get_name()] = Attention(key_heads, size, np.array(numbers, np.int64), inputs)
     return found
 
@@ -79,22 +81,21 @@ def _sizes(node: ov.Node) -> list[int]:
 
 
 def _is_plain(node: ov.Node) -> bool:
-    """Whether a token attends to all tokens before it, with nothing added."""
+    """Whether a token attends to tokens up to its own with nothing added to their scores."""
     key_heads, value_heads, size, value_size = _sizes(node)
-    values = [value.get_node() for value in node.input_values()]
+    values = node.input_values()
     scale, window, slopes = values[9:12]
     empty = [slopes, *values[20:21]]
     if not key_heads == value_heads > 0 or not size == value_size > 0 or size % TILE:
         return False
-    queries, keys, read = map(token_width, node.input_values()[:3])
+    queries, keys, read = map(token_width, values[:3])
     return (
         queries > 0
         and queries % (key_heads * size) == 0
         and keys == read == key_heads * size
-        and all(value.get_element_type() == ov.Type.f32 for value in node.input_values()[:3])
-        and scale.get_type_name() == window.get_type_name() == "Constant"
-        and not window.get_tensor_view().data.any()
-        and all(0 in list(extra.get_output_shape(0)) for extra in empty)
+        and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
+        and all(found and found.size == 1 for found in map(folded, (scale, window)))
+        and all(0 in list(extra.get_shape()) for extra in empty)
     )
 
 

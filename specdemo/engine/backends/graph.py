@@ -301,6 +301,18 @@ def integer(output: ov.Output) -> int | None:
     return int(node.get_tensor_view().data.reshape(-1)[0])
 
 
+def folded(output: ov.Output) -> ov.Tensor | None:
+    """The value of a short expression of constants; None for anything else."""
+    node = output.get_node()
+    if node.get_type_name() == "Constant":
+        return node.get_tensor_view()
+    operands = [folded(value) for value in node.input_values()]
+    if not operands or any(operand is None for operand in operands):
+        return None
+    values = [ov.Tensor(part.get_element_type(), part.get_shape()) for part in node.outputs()]
+    return values[output.get_index()] if node.evaluate(values, operands) else None
+
+
 def _rows_of(weights: ov.Node, rows: np.ndarray) -> ov.Node | None:
     """The expression `weights` with these rows only (int64 [n]); None where that is not possible
     without unpacking them."""

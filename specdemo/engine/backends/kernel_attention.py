@@ -59,7 +59,7 @@ def write_store(module: ir.Module) -> None:
     keys, values, positions, firsts, blocks, rows, attention = b.function.args
     attention = b.inttoptr(attention, POINTER)
     heads, size = b.read(attention, 1, I64), b.read(attention, 2, I64)
-    kept_keys, kept_values = (b.read(attention, index, POINTER) for index in (4, 5))
+    kept_keys, kept_values = (b.read(attention, index, POINTER) for index in (5, 6))
     with b.loop(0, rows) as row:
         position = b.sext(b.read(positions, row, I32), I64)
         block = _block(b, blocks, b.read(firsts, row, I32), b.udiv(position, I64(BLOCK_TOKENS)))
@@ -108,11 +108,12 @@ def _write_heads(module: ir.Module, job: int, count: int) -> Any:
     attention, queries, positions, firsts, y, blocks = (
         b.read(board, job + index, POINTER) for index in range(6)
     )
-    heads, key_heads, size, scale = (b.read(attention, index, I64) for index in range(4))
-    keys, values = (b.read(attention, index, POINTER) for index in (4, 5))
+    heads, key_heads, size, scale, window = (b.read(attention, index, I64) for index in range(5))
+    keys, values = (b.read(attention, index, POINTER) for index in (5, 6))
     scale = b.splat(b.bitcast(b.trunc(scale, I32), FLOAT))
     last = b.sext(b.read(positions, row, I32), I64)
     first = b.read(firsts, row, I32)
+    oldest = _at_least_0(b, b.plus(b.sub(last, window), 1))  # the first token that is read
     begins = [b.times(b.plus(b.times(row, heads), head, index), size) for index in range(count)]
     asked = [b.place(queries, begin, FLOAT) for begin in begins]
     results = [b.place(y, begin, FLOAT) for begin in begins]
@@ -122,18 +123,21 @@ def _write_heads(module: ir.Module, job: int, count: int) -> Any:
     for result in results:
         with b.loop(0, size, LANES) as index:
             b.write(filled(FLOATS, 0.0), result, index)
-    with b.loop(0, b.plus(last, 1), BLOCK_TOKENS) as start:
+    of_oldest = b.sub(oldest, b.urem(oldest, I64(BLOCK_TOKENS)))
+    with b.loop(of_oldest, b.plus(last, 1), BLOCK_TOKENS) as start:
         block = _block(b, blocks, first, b.udiv(start, I64(BLOCK_TOKENS)))
         place = b.times(b.plus(b.times(block, key_heads), key_head), size, BLOCK_TOKENS)
         scores = _scores(b, asked, b.place(keys, place, HALF), size)
-        left = b.sub(last, start)  # index in the block of the last token that is read
+        # Indices in the block: the first token that is read, below 0 if before it, and the last.
+        early, left = b.sub(oldest, start), b.sub(last, start)
         factors = [
-            _weigh(b, of_head, scale, left, *state)
+            _weigh(b, of_head, scale, early, left, *state)
             for of_head, *state in zip(scores, tops, totals, weights, strict=True)
         ]
         read = b.plus(left, 1)
         read = b.select(b.icmp_signed("<", read, I64(BLOCK_TOKENS)), read, I64(BLOCK_TOKENS))
-        _add_values(b, results, b.place(values, place, HALF), size, read, weights, factors)
+        rows_read = _at_least_0(b, early), read
+        _add_values(b, results, b.place(values, place, HALF), size, rows_read, weights, factors)
     for result, total in zip(results, totals, strict=True):
         sum_ = b.load(total, typ=FLOATS)
         sum_ = b.call_system("llvm.vector.reduce.fadd.v8f32", FLOAT, FLOAT(0.0), sum_)
@@ -142,6 +146,10 @@ def _write_heads(module: ir.Module, job: int, count: int) -> Any:
             b.write(b.fmul(b.read(result, index, FLOATS), inverse), result, index)
     b.ret_void()
     return b.function
+
+
+def _at_least_0(b: Writer, value: Any) -> Any:
+    return b.select(b.icmp_signed(">", value, I64(0)), value, I64(0))
 
 
 def _block(b: Writer, blocks: Any, first: Any, number: Any) -> Any:
@@ -171,15 +179,24 @@ def _scores(b: Writer, asked: list[Any], keys: Any, size: Any) -> list[list[Any]
 
 
 def _weigh(
-    b: Writer, scores: list[Any], scale: Any, last: Any, top: Any, total: Any, weights: Any
+    b: Writer,
+    scores: list[Any],
+    scale: Any,
+    first: Any,
+    last: Any,
+    top: Any,
+    total: Any,
+    weights: Any,
 ) -> Any:
-    """Put exp(score - top) of the block's tokens up to `last` into `weights` and add them to
-    `total`, once `top` is at least their largest score. Gives by what earlier sums shrink."""
-    number = b.splat(b.trunc(last, I32))
+    """Put exp(score - top) of the block's tokens from `first` to `last` into `weights` and add
+    them to `total`, once `top` is at least their largest score. Gives by what earlier sums
+    shrink."""
+    least, most = (b.splat(b.trunc(index, I32)) for index in (first, last))
     read, limited = [], []
     for piece, score in enumerate(scores):
         tokens = ir.Constant(INTS, [*range(piece * LANES, (piece + 1) * LANES)])
-        read.append(b.icmp_signed("<=", tokens, number))
+        within = b.icmp_signed(">=", tokens, least), b.icmp_signed("<=", tokens, most)
+        read.append(b.and_(*within))
         limited.append(b.select(read[-1], b.fmul(score, scale), filled(FLOATS, NEVER)))
     largest = limited[0]
     for score in limited[1:]:
@@ -204,12 +221,12 @@ def _add_values(
     results: list[Any],
     values: Any,
     size: Any,
-    count: Any,
+    read: tuple[Any, Any],
     weights: list[Any],
     factors: list[Any],
 ) -> None:
-    """result = factor * result + the sum of the first `count` values of a block by their weights,
-    for each head."""
+    """result = factor * result + the sum of a block's values by their weights, for each head:
+    from the first that is `read` to before the last."""
     at_once = _vectors_at_once(len(results))
     rest = b.urem(size, I64(at_once * LANES))
     for start, end, vectors in (
@@ -222,7 +239,7 @@ def _add_values(
                 [b.variable(b.fmul(b.read(result, place, FLOATS), factor)) for place in places]
                 for result, factor in zip(results, factors, strict=True)
             ]
-            with b.loop(0, count) as token:
+            with b.loop(*read) as token:
                 row = b.place(values, b.times(token, size), HALF)
                 of_token = [b.fpext(b.read(row, place, HALVES), FLOATS) for place in places]
                 for of_head, of_weights in zip(sums, weights, strict=True):

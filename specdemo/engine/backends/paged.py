@@ -311,7 +311,7 @@ class PagedModel:
             self.block_bytes += size
         addresses = [graph.raw_bytes(cache).ctypes.data for cache in self._caches]
         for index, layer in enumerate(self.attention):
-            layer.description[4:] = addresses[2 * index : 2 * index + 2]
+            layer.description[-2:] = addresses[2 * index : 2 * index + 2]
         self._bind_cache(self._dynamic)
         self.pool = BlockPool(blocks)
 
