@@ -434,6 +434,7 @@ GATES = {
         lambda x: ops.gelu(x, "erf"),
         lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
     ),
+    "square": (lambda x: ops.power(ops.relu(x), np.float32(2)), lambda x: np.maximum(x, 0) ** 2),
 }
 
 
@@ -458,7 +459,7 @@ def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, kin
     inner = ops.multiply(active, ops.matmul(state, nodes["up"], False, True))
     out = ops.add(ops.add(ops.matmul(inner, nodes["down"], False, True), bias), stream)
     compiled = in_kernels(
-        [ops.matmul(out, nodes["next"], False, True), ops.relu(stream)], [x, attended]
+        [ops.matmul(out, nodes["next"], False, True), ops.abs(stream)], [x, attended]
     )
     assert segments_in(compiled) == 1
     given = rng.standard_normal((2, max(ROWS), 1, 64), np.float32) * [[[[30]]], [[[1]]]]
@@ -471,7 +472,7 @@ def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, kin
             np.array_equal(result[0], one) for result, one in zip(results, first, strict=True)
         )
     stream = given[0, :, 0] + given[1, :, 0] / 2
-    assert np.array_equal(results[1], np.maximum(stream, 0))
+    assert np.array_equal(results[1], np.abs(stream))
     middle = stream.mean(1, keepdims=True, dtype=float) if kind == "variance" else 0.0
     state = (stream - middle) / np.sqrt(((stream - middle) ** 2).mean(1, keepdims=True) + 0.01)
     state *= norm
@@ -512,21 +513,57 @@ def mean_of(x: ov.Node, number: float, axis: int = -1, base: bool = False) -> ov
     return ops.reduce_mean(ops.power(*factors), [axis], True)
 
 
-def test_what_is_between_two_segments_stays_with_the_plugin(code):
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (ops.abs, np.abs),
+        (lambda x: ops.power(x, np.float32(3)), lambda x: x**3),
+        (lambda x: ops.swish(x, np.float32(2)), lambda x: x * (1 + np.tanh(x)) / 2),
+    ],
+    ids=["abs", "cube", "swish"],
+)
+def test_what_is_between_two_segments_stays_with_the_plugin(code, between, expected):
     """A chain that leaves the kernels and comes back, beside one that does not."""
     rng = np.random.default_rng(4)
     matrices = [matrix_of(rng, "u4", 64, 64) for _ in range(3)]
     x = ops.parameter([-1, 1, 64], ov.Type.f32)
     near = ops.matmul(x, matrices[0][0], False, True)
-    far = ops.matmul(ops.relu(near), matrices[1][0], False, True)
+    far = ops.matmul(between(near), matrices[1][0], False, True)
     out = ops.matmul(ops.add(far, ops.multiply(near, near)), matrices[2][0], False, True)
     compiled = in_kernels([out], [x])
     assert segments_in(compiled) == 2
     given = rng.standard_normal((5, 1, 64), np.float32)
     near = given[:, 0] @ matrices[0][1].T
-    far = np.maximum(near, 0) @ matrices[1][1].T
+    far = expected(near) @ matrices[1][1].T
     exact = (far + near**2) @ matrices[2][1].T
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_a_part_that_is_all_of_a_head_is_turned(code):
+    """As optimum-intel's Phi-3 cuts heads of which no rest stays."""
+    rng = np.random.default_rng(7)
+    (first, before), (last, after) = (matrix_of(rng, "i8", 64, 64) for _ in range(2))
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    angles = [ops.parameter([-1, 1, 1, 32], ov.Type.f32) for _ in range(2)]
+    heads = ops.reshape(ops.matmul(x, first, False, True), [0, 1, 2, 32], True)
+    low, middle, high = (ops.constant([index]) for index in (0, 16, np.iinfo(np.int64).max))
+    step, axis = ops.constant([1]), ops.constant([3])
+    turned = ops.slice(heads, low, ops.constant([32]), step, axis)
+    halves = [ops.slice(turned, *ends, step, axis) for ends in ((low, middle), (middle, high))]
+    swapped = ops.concat([ops.multiply(halves[1], np.float32(-1)), halves[0]], 3)
+    turned = ops.add(ops.multiply(turned, angles[0]), ops.multiply(swapped, angles[1]))
+    out = ops.matmul(ops.reshape(turned, [0, 1, 64], True), last, False, True)
+    compiled = in_kernels([out], [x, *angles])
+    assert segments_in(compiled) == 1
+    given, cosines, sines = (
+        rng.standard_normal(shape, np.float32)
+        for shape in ((5, 1, 64), (5, 1, 1, 32), (5, 1, 1, 32))
+    )
+    heads = (given[:, 0] @ before.T).reshape(5, 2, 32)
+    swapped = np.concatenate([-heads[:, :, 16:], heads[:, :, :16]], 2)
+    exact = (heads * cosines[:, 0] + swapped * sines[:, 0]).reshape(5, 64) @ after.T
+    found = compiled([given, cosines, sines])[0][:, 0]
+    assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize(

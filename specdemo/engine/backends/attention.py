@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from .graph import FIRSTS, POSITIONS, folded, named_input, part_of, source_of
+from .graph import FIRSTS, POSITIONS, named_input, number, part_of, source_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
@@ -60,9 +60,9 @@ def take_attention(model: ov.Model) -> dict[str, Attention]:
     for node in nodes:
         key_heads, _, size, _ = _sizes(node)
         heads = node.get_input_partial_shape(0)[-1].get_length() // size
-        scale, window = (folded(node.input_value(index)).data for index in (9, 10))
-        bits = int(scale.astype(np.float32).view(np.int32).item())
-        numbers = [heads, key_heads, size, bits, int(window.item()) or ALL_TOKENS, 0, 0]
+        scale, window = (number(node.input_value(index)) or 0.0 for index in (9, 10))
+        bits = int(np.float32(scale).view(np.int32))
+        numbers = [heads, key_heads, size, bits, int(window) or ALL_TOKENS, 0, 0]
         found[node.get_name()] = Attention(key_heads, size, np.array(numbers, np.int64), inputs)
     return found
 
@@ -94,7 +94,7 @@ def _is_plain(node: ov.Node) -> bool:
         and queries % (key_heads * size) == 0
         and keys == read == key_heads * size
         and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
-        and all(found and found.size == 1 for found in map(folded, (scale, window)))
+        and None not in map(number, (scale, window))
         and all(0 in list(extra.get_shape()) for extra in empty)
     )
 
@@ -119,6 +119,9 @@ def behind(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
             sizes = node.get_input_partial_shape(0)
             moved = [axis for axis in order.get_tensor_view().data if sizes[int(axis)] != 1]
             if moved != sorted(moved):
+                break
+        elif kind == "Slice":  # of a part that is turned, which may be all
+            if (part := part_of(output)) is None or token_width(part[0]) != token_width(output):
                 break
         elif kind not in ("Reshape", "Unsqueeze", "Squeeze"):
             break

@@ -16,7 +16,7 @@ from .tiles import BITS, LANES, TILE, Matrix, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
 NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
-GATES = ("Swish", "Gelu", "ErfGelu")
+GATES = ("Swish", "Gelu", "ErfGelu", "Relu", "Square")
 JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES, "LogSumExp")
 OPERATIONS = (*JOBS, *NORMS, "Add", "Multiply", "Rotate", "Store")
 """Each has a function of this name in the compiled code. Threads share JOBS."""
@@ -232,13 +232,10 @@ def _step(
         return None
     if kind == "MVN":
         return _standardization(node)
-    if kind not in OPERATIONS:
+    if gate := _gate(node):
+        return _of_tokens(gate, node, values[:1])
+    if kind not in ("Add", "Multiply"):
         return None
-    if kind == "Gelu":
-        tanh = node.get_attributes()["approximation_mode"].upper() == "TANH"
-        return _of_tokens("Gelu" if tanh else "ErfGelu", node, values)
-    if kind == "Swish":
-        return step(values[:1]) if [*map(_number, values[1:])] in ([], [1.0]) else None
     shape = output.get_partial_shape()
     size = shape[-1].get_length()
     for x, other in (values, values[::-1]):
@@ -252,6 +249,18 @@ def _step(
             row = np.broadcast_to(constant.reshape(-1), size)
             return step([x], constant=np.tile(row, token_width(output) // size))
     return step(values) if all(value.get_partial_shape() == shape for value in values) else None
+
+
+def _gate(node: ov.Node) -> str:
+    """Which of GATES `node` computes of each value; none for other nodes."""
+    kind, further = node.get_type_name(), [*map(_number, node.input_values()[1:])]
+    if kind == "Gelu":
+        tanh = node.get_attributes()["approximation_mode"].upper() == "TANH"
+        return "Gelu" if tanh else "ErfGelu"
+    if kind == "Power":
+        return "Square" if further == [2.0] else ""
+    known = kind == "Relu" or (kind == "Swish" and further in ([], [1.0]))
+    return kind if known else ""
 
 
 def _of_tokens(

@@ -301,16 +301,22 @@ def integer(output: ov.Output) -> int | None:
     return int(node.get_tensor_view().data.reshape(-1)[0])
 
 
-def folded(output: ov.Output) -> ov.Tensor | None:
-    """The value of a short expression of constants; None for anything else."""
-    node = output.get_node()
+def number(output: ov.Output) -> float | None:
+    """The value of a short expression of constants with one element; None for anything else."""
+    value = _folded(output)
+    return float(value.data.item()) if value and value.size == 1 else None
+
+
+def _folded(output: ov.Output) -> ov.Tensor | None:
+    node, operands = output.get_node(), []
     if node.get_type_name() == "Constant":
         return node.get_tensor_view()
-    operands = [folded(value) for value in node.input_values()]
-    if not operands or any(operand is None for operand in operands):
-        return None
+    for source in node.input_values():
+        if (value := _folded(source)) is None:
+            return None
+        operands.append(value)
     values = [ov.Tensor(part.get_element_type(), part.get_shape()) for part in node.outputs()]
-    return values[output.get_index()] if node.evaluate(values, operands) else None
+    return values[output.get_index()] if operands and node.evaluate(values, operands) else None
 
 
 def _rows_of(weights: ov.Node, rows: np.ndarray) -> ov.Node | None:

@@ -8,7 +8,7 @@ from llvmlite import ir
 from .attention import BLOCK_TOKENS
 from .kernel_steps import exponential, fused
 from .tiles import LANES
-from .writer import FLOAT, FLOATS, I32, I64, INTS, POINTER, Writer, filled
+from .writer import FLOAT, FLOATS, I32, I64, INTS, POINTER, ZEROS, Writer, filled
 
 HALF = ir.HalfType()
 HALVES = ir.VectorType(HALF, LANES)
@@ -119,10 +119,10 @@ def _write_heads(module: ir.Module, job: int, count: int) -> Any:
     results = [b.place(y, begin, FLOAT) for begin in begins]
     weights = [b.room(FLOAT, BLOCK_TOKENS) for _ in begins]
     tops = [b.variable(FLOAT(NEVER)) for _ in begins]
-    totals = [b.variable(filled(FLOATS, 0.0)) for _ in begins]
+    totals = [b.variable(ZEROS) for _ in begins]
     for result in results:
         with b.loop(0, size, LANES) as index:
-            b.write(filled(FLOATS, 0.0), result, index)
+            b.write(ZEROS, result, index)
     of_oldest = b.sub(oldest, b.urem(oldest, I64(BLOCK_TOKENS)))
     with b.loop(of_oldest, b.plus(last, 1), BLOCK_TOKENS) as start:
         block = _block(b, blocks, first, b.udiv(start, I64(BLOCK_TOKENS)))
@@ -162,7 +162,7 @@ def _scores(b: Writer, asked: list[Any], keys: Any, size: Any) -> list[list[Any]
     scores: list[list[Any]] = [[] for _ in asked]
     at_once = _vectors_at_once(len(asked))
     for first in range(0, PIECES, at_once):
-        sums = [[b.variable(filled(FLOATS, 0.0)) for _ in range(at_once)] for _ in asked]
+        sums = [[b.variable(ZEROS) for _ in range(at_once)] for _ in asked]
         with b.loop(0, size) as index:
             place = b.plus(b.times(index, BLOCK_TOKENS), first * LANES)
             of_tokens = [
@@ -209,7 +209,7 @@ def _weigh(
     sum_ = b.fmul(b.load(total, typ=FLOATS), factor)
     for piece, (seen, score) in enumerate(zip(read, limited, strict=True)):
         weight = exponential(b, b.fsub(score, b.splat(now)))
-        weight = b.select(seen, weight, filled(FLOATS, 0.0))
+        weight = b.select(seen, weight, ZEROS)
         b.write(weight, weights, piece * LANES)
         sum_ = b.fadd(sum_, weight)
     b.store(sum_, total)

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from .fusion import JOBS, NORMS, OPERATIONS, ROUNDINGS, STEP_SIZE
 from .tiles import LANES, TILE
-from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, POINTER, Writer, filled
+from .writer import FLOAT, FLOATS, I8, I16, I32, I64, INTS, POINTER, ZEROS, Writer, filled
 
 BYTES, SHORTS = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
 TOGETHER = 1024  # logits summed before they join those before: a large sum drops small terms
@@ -30,7 +30,7 @@ def write_round(module: ir.Module, name: str, bits: int, wide: bool, job: int) -
     order = [0, 2, 1, 3, 4, 6, 5, 7] if wide else order
     with b.loop(first, last) as group:
         begin = b.times(group, columns)
-        largest = b.variable(filled(FLOATS, 0.0))
+        largest = b.variable(ZEROS)
         with b.loop(0, columns, LANES) as column:
             values = b.read(x, b.plus(begin, column), FLOATS)
             sizes = b.call_system("llvm.fabs.v8f32", FLOATS, values)
@@ -61,6 +61,8 @@ def write_gates(module: ir.Module, job: int) -> dict[str, Any]:
         "Swish": lambda b, x: _gated(b, x, x),
         "Gelu": lambda b, x: _gated(b, x, _gelu_argument(b, x)),
         "ErfGelu": lambda b, x: b.fmul(x, _normal_share(b, x)),
+        "Relu": lambda b, x: b.select(b.fcmp_ordered(">", x, ZEROS), x, ZEROS),
+        "Square": lambda b, x: b.fmul(x, x),
     }
     written = {}
     for name, compute in gates.items():
@@ -85,7 +87,7 @@ def write_log_sum(module: ir.Module, job: int) -> Any:
     with b.loop(first, last) as row:
         begin = b.times(row, width)
         largest = b.variable(filled(FLOATS, float("-inf")))
-        some, total = (b.variable(filled(FLOATS, 0.0)) for _ in range(2))
+        some, total = (b.variable(ZEROS) for _ in range(2))
         with b.loop(0, width, LANES) as column:
             values = b.read(x, b.plus(begin, column), FLOATS)
             before = b.load(largest, typ=FLOATS)
@@ -95,7 +97,7 @@ def write_log_sum(module: ir.Module, job: int) -> Any:
         with b.loop(0, width, TOGETHER) as start:
             end = b.plus(start, TOGETHER)
             end = b.select(b.icmp_signed("<", end, width), end, width)
-            b.store(filled(FLOATS, 0.0), some)
+            b.store(ZEROS, some)
             with b.loop(start, end, LANES) as column:
                 values = b.fsub(b.read(x, b.plus(begin, column), FLOATS), b.splat(top))
                 b.store(b.fadd(b.load(some, typ=FLOATS), exponential(b, values)), some)
@@ -139,8 +141,8 @@ def _write_norm(module: ir.Module, name: str, *, centered: bool) -> None:
         return b.fdiv(total, b.sitofp(width, FLOAT))
 
     with b.loop(0, rows) as row:
-        begin, squares = b.times(row, width), b.variable(filled(FLOATS, 0.0))
-        middle = filled(FLOATS, 0.0)
+        begin, squares = b.times(row, width), b.variable(ZEROS)
+        middle = ZEROS
         if centered:
             sum_ = b.variable(middle)
             with b.loop(0, width, LANES) as column:
@@ -182,7 +184,7 @@ def _normal_share(b: Writer, x: Any) -> Any:
     density = exponential(b, b.fmul(b.fmul(x, x), filled(FLOATS, -0.5)))
     beyond = b.fmul(b.fmul(b.fmul(total, t), density), filled(FLOATS, 0.5))
     below = b.fsub(filled(FLOATS, 1.0), beyond)
-    return b.select(b.fcmp_ordered(">", x, filled(FLOATS, 0.0)), below, beyond)
+    return b.select(b.fcmp_ordered(">", x, ZEROS), below, beyond)
 
 
 def exponential(b: Writer, x: Any) -> Any:

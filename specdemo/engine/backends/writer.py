@@ -119,3 +119,6 @@ def _integer(value: Any) -> Any:
 
 def filled(kind: Any, value: float) -> Any:
     return ir.Constant(kind, [value] * kind.count)
+
+
+ZEROS = filled(FLOATS, 0.0)
