@@ -4,6 +4,7 @@ target. Also chooses the sizes of forwards. Knows no models and no token ids."""
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 LARGEST = 16  # tokens. Costs of larger forwards, which several requests share, are extrapolated.
 
@@ -56,6 +57,7 @@ class CostModel:
         self.level = 1.0
         self.last = 0  # size of the last forward
         self._work = dict.fromkeys(self.seconds, 0.0)
+        self._sum_up()
 
     def choose(self, tokens: int) -> int:
         """The size of the next forward, of `tokens` tokens: at least `tokens`.
@@ -97,6 +99,7 @@ class CostModel:
         else:
             rate = SHAPE_RATE if self.measured else LEVEL_RATE
             self.seconds[size] += rate * unexplained
+            self._sum_up()
 
     @property
     def single_token_size(self) -> int:
@@ -111,12 +114,10 @@ class CostModel:
     def forward(self, tokens: int) -> float:
         """Seconds of the next forward if it has `tokens` tokens, at a short context."""
         beyond = max(tokens - LARGEST, 0)
-        fitting = (
-            seconds + self._change_to(size)
-            for size, seconds in self.seconds.items()
-            if size >= tokens - beyond
-        )
-        return (min(fitting, default=0.0) + beyond * self._row()) * self.level
+        seconds = self._least[tokens - beyond] + self.change
+        if self.last >= tokens - beyond:
+            seconds = min(seconds, self.seconds.get(self.last, math.inf))
+        return (seconds + beyond * self._row) * self.level
 
     def forwards(self, others: int = 0, context: int = 0) -> list[float]:
         """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens.
@@ -125,7 +126,7 @@ class CostModel:
         would seem free."""
         seconds = [self.forward(others + tokens) for tokens in range(LARGEST + 1)]
         if others:
-            first, more = seconds[1], self._row() * self.level
+            first, more = seconds[1], self._row * self.level
             for tokens, spent in enumerate(seconds):
                 seconds[tokens] = max(spent, first + (tokens - 1) * more)
         row = self.attention * self.level * context
@@ -134,18 +135,21 @@ class CostModel:
     def fair_chunk(self, tokens: int, context: int) -> int:
         """The most tokens (at least 2) whose forward after `context` tokens takes no longer than
         one of `tokens` tokens does without."""
-        row = self._row()
+        row = self._row
         return max(int(tokens / (1 + self.attention * context / row)), 2) if row else tokens
 
     def _change_to(self, size: int) -> float:
         return self.change if size != self.last else 0.0
 
-    def _row(self) -> float:
-        """T of one more token in a large forward: the slope from LARGEST / 2 tokens, or the next
-        smaller size that is known, to the largest one."""
+    def _sum_up(self) -> None:
+        """What is read of T many times a round: `_least`, the seconds of the fastest size for 0, 1,
+        ... LARGEST tokens, and `_row`, those of one more token in a large forward: the slope from
+        LARGEST / 2 tokens, or the next smaller size that is known, to the largest one."""
+        known = [self.seconds.get(size, math.inf) for size in range(LARGEST + 1)]
+        self._least = [*accumulate(known[::-1], min)][::-1]
         sizes = list(self.seconds)
         small = [size for size in sizes if size <= LARGEST // 2]
-        if not small or small[-1] == sizes[-1]:
-            return 0.0
-        difference = self.seconds[sizes[-1]] - self.seconds[small[-1]]
-        return difference / (sizes[-1] - small[-1])
+        self._row = 0.0
+        if small and small[-1] != sizes[-1]:
+            difference = self.seconds[sizes[-1]] - self.seconds[small[-1]]
+            self._row = difference / (sizes[-1] - small[-1])
