@@ -2,14 +2,13 @@
 cost models."""
 
 import math
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from glob import glob
 from itertools import count, product
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -40,6 +39,8 @@ STEADY_FORWARDS = 24
 """Forwards in a row after which the weights of an instance are in the processor's cache, if they
 fit there: one token took 8.4 ms at first and 6.5 at the end, three 9.7 and 8.6. Autoregressive
 decoding runs like this."""
+
+TASKS = "/proc/self/task"  # where Linux describes the threads of this process
 
 
 class Seconds(NamedTuple):
@@ -171,7 +172,9 @@ def waiting_times() -> Counter[str]:
     """Nanoseconds in which each thread of this process waited for a processor so far; none where
     the system does not tell. Later ones less these (`-`) are of the threads that still run."""
     waited: Counter[str] = Counter()
-    for path in glob("/proc/self/task/*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that has just ended
-            waited[path] = int(Path(path).read_text().split()[1])
+    for thread in os.listdir(TASKS) if os.path.isdir(TASKS) else ():
+        path = f"{TASKS}/{thread}/schedstat"
+        # A thread that has just ended has none.
+        with suppress(OSError, ValueError), open(path, "rb", buffering=0) as times:
+            waited[thread] = int(times.read().split()[1])
     return waited
