@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
-from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -39,19 +38,6 @@ as_json = partial(to_json, inf_nan_mode="null")
 which one piece is in memory."""
 
 
-class Route(APIRoute):
-    """Gives FastAPI the JSON that the RequestGuard has read."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_read(request: Request) -> Response:
-            request._json = request.scope.get("json")
-            return await handle(request)
-
-        return handle_read
-
-
 class Backend(Reports, Protocol):
     """What answers: the pair in this process (`LocalBackend`), or replicas (`ReplicaBackend`)."""
 
@@ -64,7 +50,7 @@ def openai_application(backend: Backend, options: ServeOptions, key: str | None)
     # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
     guard = RequestGuard(names, options.allow_origin, key)
-    router = APIRouter(route_class=Route)
+    router = APIRouter()
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -97,10 +97,10 @@ class RequestGuard:
         return self.max_body
 
     def validate_request(self, scope: Scope, body: bytes) -> bytes:
-        """The body that the application gets, and its JSON in `scope["json"]`. Raises BadInput or
+        """The body that the application gets. Raises BadInput for one that is not JSON, or
         HTTPException."""
         if body:
-            scope["json"] = parsed(body)
+            parsed(body)
         return body
 
     def answers_to(self, host: str) -> bool:
