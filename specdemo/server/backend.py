@@ -21,7 +21,7 @@ from specdemo.host.threads import Send, ShortestFirst, merged
 from specdemo.runs.question import Question, SessionEvent, new_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
-from specdemo.server.host import Host, Loading, Ready
+from specdemo.server.host import Host
 from specdemo.server.metrics import Record
 from specdemo.server.schema import AnswerRequest, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
@@ -125,9 +125,9 @@ class LocalBackend(Host):
 
     def _ready_session(self) -> Session:
         state = self.answering
-        if isinstance(state, Loading):
+        if state.kind == "loading":
             raise NotReady(f"The model is not ready yet: {state.line.rstrip('.')}.")
-        if not isinstance(state, Ready):
+        if state.kind == "failed" or not state.session:
             raise NotReady(state.line)
         return state.session
 

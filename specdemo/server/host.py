@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import Busy, DamagedModel, RequestFailed
@@ -22,28 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a pair, and a sentence about it."""
+    """The state of a pair, and a sentence about it. A pair whose files were damaged has failed; its
+    `session` is closed when another pair replaces it."""
 
     pair: ModelChoice
     line: str = "Getting the models ready"
     session: Session | None = None
-    kind: ClassVar[str]
-
-
-class Loading(State):
-    kind = "loading"
-
-
-class Ready(State):
-    kind = "ready"
-    session: Session
-
-
-class Failed(State):
-    """A load that failed, or a pair whose files were damaged; its `session` is closed when another
-    pair replaces it."""
-
-    kind = "failed"
+    kind: Literal["loading", "ready", "failed"] = "loading"
 
 
 class Host:
@@ -62,8 +47,8 @@ class Host:
         self._changed = threading.Condition()
         self._load_number = 0
         self._users: Counter[Session | None] = Counter()
-        self._in_memory: Ready | Failed | None = None
-        self.state: State = Loading(pair)
+        self._in_memory: State | None = None
+        self.state = State(pair)
         self.closed = False
         self.counters = Metrics()
 
@@ -91,7 +76,7 @@ class Host:
     def _begin(self, pair: ModelChoice) -> None:
         """Loading, in a thread; an earlier load is given up."""
         self._load_number += 1
-        self._become(Loading(pair))
+        self._become(State(pair))
         arguments = pair, self._load_number
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
@@ -100,25 +85,25 @@ class Host:
             with self._changed:
                 if number != self._load_number:
                     raise RequestFailed("Nobody waits for this pair any more.")
-                self._become(Loading(pair, progress.line))
+                self._become(State(pair, progress.line))
 
         try:
             if not self._fetch(pair, report):
                 self._replace(None, number)
             session = self._opener(pair, report)
         except Exception as error:
-            failed = Failed(pair, self.failure_line(error))
+            failed = State(pair, self.failure_line(error), kind="failed")
             with self._changed:
                 if number == self._load_number:
                     self._become(failed)
         else:
-            self._replace(Ready(pair, self.ready_line(session), session), number)
+            self._replace(State(pair, self.ready_line(session), session, "ready"), number)
 
-    def _replace(self, ready: Ready | None, number: int) -> None:
+    def _replace(self, ready: State | None, number: int) -> None:
         """Ready, unless the load was given up; None only frees memory. The session that is not
         needed any more is closed once no request uses it."""
         with self._changed:
-            unused: Ready | Failed | None = ready
+            unused = ready
             if number == self._load_number:
                 unused, self._in_memory = self._in_memory, ready
                 self._become(ready or self.state)
@@ -130,7 +115,7 @@ class Host:
     def _give_up(self, pair: ModelChoice) -> None:
         """Ready with the pair in memory again, if `pair` was to replace it."""
         ready = self._in_memory
-        if isinstance(ready, Ready) and self.state.pair == pair != ready.pair:
+        if ready and ready.kind == "ready" and self.state.pair == pair != ready.pair:
             self._load_number += 1
             self._become(ready)
 
@@ -140,7 +125,7 @@ class Host:
             self.closed = True
             self._load_number += 1  # a pair that is being loaded is given up
             session, self._in_memory = self.answering.session, None
-            self._become(Failed(self.state.pair, "The server was stopped."))
+            self._become(State(self.state.pair, "The server was stopped.", kind="failed"))
         if session:
             session.close()
 
@@ -154,10 +139,10 @@ class Host:
         session = self.answering.session
         return session.activity if session else Activity()
 
-    def ready(self, pair: ModelChoice) -> Ready | None:
+    def ready(self, pair: ModelChoice) -> State | None:
         """The state of `pair` if it answers."""
         state = self._in_memory
-        return state if isinstance(state, Ready) and state.pair == pair else None
+        return state if state and state.kind == "ready" and state.pair == pair else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
@@ -166,7 +151,7 @@ class Host:
         with self._changed:
             if self.closed:
                 raise RequestFailed(self.state.line)
-            loading = isinstance(self.state, Loading) and self.state.pair == pair
+            loading = self.state.kind == "loading" and self.state.pair == pair
             if not (loading and self._load_number) and not self.ready(pair):
                 self._begin(pair)
         seen = None
@@ -175,7 +160,7 @@ class Host:
                 state = self.state
                 if state.pair != pair:
                     raise RequestFailed("Another pair was chosen meanwhile; ask again.")
-                if isinstance(state, Failed):
+                if state.kind == "failed":
                     raise RequestFailed(state.line)
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
@@ -196,20 +181,21 @@ class Host:
         block fails the pair; the next request loads it again. Raises Busy if another pair has
         replaced this one."""
         with self._changed:
-            if not (ready := self.ready(pair)):
+            ready = self.ready(pair)
+            if not (ready and (session := ready.session)):
                 raise Busy("Another pair is being loaded; ask again in a moment.")
-            self._users[ready.session] += 1
+            self._users[session] += 1
         try:
-            yield ready.session
+            yield session
         except DamagedModel as error:
             with self._changed:
                 if self._in_memory is ready:
-                    self._in_memory = Failed(pair, str(error), ready.session)
+                    self._in_memory = State(pair, str(error), session, "failed")
                     self._become(self._in_memory)
             raise
         finally:
             with self._changed:
-                self._users -= Counter([ready.session])
+                self._users -= Counter([session])
                 self._changed.notify_all()
 
     async def health(self) -> dict[str, Any]:
@@ -218,8 +204,8 @@ class Host:
         caches = state.session.engine.cache_blocks() if state.session else {}
         return {
             "status": state.kind,
-            **({} if isinstance(state, Ready) else {"detail": state.line}),
-            "replicas": int(isinstance(state, Ready)),
+            **({} if state.kind == "ready" else {"detail": state.line}),
+            "replicas": int(state.kind == "ready"),
             "in_flight": self.visitors,
             "visitors": self.visitors,
             "active": activity.active,
