@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
-from specdemo.host.threads import Send, merged
+from specdemo.host.threads import merged
 from specdemo.options import Whole, parse, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
@@ -186,13 +186,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
         within one round."""
         stop = threading.Event()
-        question = self._question(prompt, options, stop=stop)
-
-        def work(send: Send[str]) -> None:
-            for piece in _pieces(self.session.ask(question)):
-                send(piece)
-
-        async with aclosing(merged({stop: work})) as pieces:
+        answer = _pieces(self.session.ask(self._question(prompt, options, stop=stop)))
+        async with aclosing(merged({stop: answer})) as pieces:
             async for piece in pieces:
                 yield piece or ""
 

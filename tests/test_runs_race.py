@@ -248,12 +248,10 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_its_repeats(
     stop, menu, sent = threading.Event(), ModelMenu(pair, shared=False), []
     values = {"pair": "embedded", "drafter": "model", "draft_tokens": 1, "question": "a b c"}
 
-    def send(text: str) -> None:
+    for text in events.run(events.race, service, menu, values, stop):
         sent.append(json.loads(text))
         if stopped and sent[-1]["phase"] == "again":
             stop.set()
-
-    events.run(events.race, service, menu, values, stop, send)
     *_, again, done = sent
     assert again["phase"] == "again" and "trace" not in again
     assert again["verdict"]["headline"] == "1.52 times faster in this race"

@@ -190,8 +190,8 @@ def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
     service.start()
     menu = ModelMenu(ModelChoice("dolly-3b-int4"), shared=True)
     values, messages = {"question": "one two", "pair": "dolly-3b-int4"}, []
-    race = events.race, service, menu, values, Event(), messages.append
-    threading.Thread(target=events.run, args=race, daemon=True).start()
+    race = events.run(events.race, service, menu, values, Event())
+    threading.Thread(target=messages.extend, args=[race], daemon=True).start()
     until(lambda: "00:07 left. Your question is answered next." in "".join(messages))
     go.set()
     until(lambda: '"done"' in messages[-1])

@@ -57,7 +57,8 @@ def race(service: Service, question: str, stop: Event | None = None) -> Iterator
     menu, messages = ModelMenu(EMBEDDED, shared=False), SimpleQueue()
 
     def run() -> None:
-        events.run(events.race, service, menu, values, stop or Event(), messages.put)
+        for text in events.run(events.race, service, menu, values, stop or Event()):
+            messages.put(text)
         messages.put("null")
 
     Thread(target=run, daemon=True).start()

@@ -68,9 +68,8 @@ def record_benchmark() -> None:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with closing(Session(load_pair(find_pair("embedded")))) as session:
-        messages: list[str] = []
-        benchmark.measure(session, Question("", Settings()), messages.append)
-    last = json.loads(messages[-1])
+        *_, message = benchmark.measure(session, Question("", Settings()))
+    last = json.loads(message)
     report = last["report"] | {"commit": commit.strip(), "charts": last["charts"]}
     benchmark.RECORDED.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(last["sentence"])

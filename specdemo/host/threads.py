@@ -14,8 +14,6 @@ from specdemo.engine.constraint import yield_to_models
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
-Send = Callable[[Item], None]
-Work = Callable[[Send[Item]], object]
 
 PASSED_OVER = 4  # a request is next after so many turns of others
 
@@ -91,14 +89,14 @@ def in_background(work: Callable[[], Result]) -> Future[Result]:
 
 
 async def merged(
-    works: Mapping[threading.Event, Work[Item]], *, threads: int = 1, ping: float | None = None
+    works: Mapping[threading.Event, Iterator[Item]], *, threads: int = 1, ping: float | None = None
 ) -> AsyncGenerator[Item | None, None]:
-    """The items that several blocking functions send, in the order in which they come, from
-    `threads` threads; None after `ping` seconds without one. Raises the first error. At the end,
-    and when it is closed, the event of each function is set, which must end it soon."""
+    """The items of several blocking iterators, in the order in which they come, from `threads`
+    threads; None after `ping` seconds without one. Raises the first error. At the end, and when it
+    is closed, the event of each iterator is set, which must end it soon."""
     loop, running = asyncio.get_running_loop(), len(works)
     waiting = iter(list(works.values()))  # shared by the threads
-    arrived = asyncio.Queue[Item | BaseException | None]()  # None: a function has ended
+    arrived = asyncio.Queue[Item | BaseException | None]()  # None: an iterator has ended
 
     def send(item: Item | BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop has closed, so nothing is read
@@ -107,7 +105,8 @@ async def merged(
     def run() -> None:
         for work in waiting:
             try:
-                work(send)
+                for item in work:
+                    send(item)
                 send(None)
             except BaseException as error:
                 send(error)

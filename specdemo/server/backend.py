@@ -7,17 +7,17 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.engine.messages import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.host.terminal import Report
-from specdemo.host.threads import Send, ShortestFirst, merged
+from specdemo.host.threads import ShortestFirst, merged
 from specdemo.runs.question import Question, SessionEvent, new_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
@@ -140,7 +140,7 @@ class LocalBackend(Host):
         if len(self.stops) + len(stops) > self.options.max_ongoing + self.options.max_waiting:
             raise Busy("Too many requests wait already; try again in a moment.")
         self.stops.update(stops)
-        works = {stop: partial(answers.run, number, stop) for number, stop in enumerate(stops)}
+        works = {stop: answers.run(number, stop) for number, stop in enumerate(stops)}
         # They take half the places of the models at most: other requests go on beside them.
         places = max(self.options.max_ongoing // 2, 1)
         return merged(works, threads=places, ping=PING)
@@ -162,8 +162,8 @@ class Answers:
         self._questions: list[Question] = []
         self._read = [threading.Event() for _ in request.prompts]
 
-    def run(self, answer: int, stop: threading.Event, send: Send[Piece]) -> None:
-        """Send the pieces of one answer, which ends when `stop` is set."""
+    def run(self, answer: int, stop: threading.Event) -> Generator[Piece]:
+        """The pieces of one answer, which ends when `stop` is set."""
         backend = self._backend
         number, repeated = divmod(answer, self._request.n or 1)
         read = self._read[number]
@@ -175,7 +175,7 @@ class Answers:
                 if repeated:
                     read.wait()
                 question = replace(question, settings=settings, stop=stop)
-                cancelled = self._send_pieces(question, answer, record, read, send)
+                cancelled = yield from self._pieces(question, answer, record, read)
             if cancelled:
                 raise RequestFailed(STOPPED)
         except Exception as error:
@@ -194,16 +194,11 @@ class Answers:
         if error.code == "context_length_exceeded":
             error.param = "messages" if isinstance(self._request, ChatRequest) else "prompt"
 
-    def _send_pieces(
-        self,
-        question: Question,
-        answer: int,
-        record: Record,
-        read: threading.Event,
-        send: Send[Piece],
-    ) -> bool:
-        """Whether the answer was cancelled. Sets `read` once the prompt is read. Raises BadInput or
-        Busy before the first piece."""
+    def _pieces(
+        self, question: Question, answer: int, record: Record, read: threading.Event
+    ) -> Generator[Piece, None, bool]:
+        """Returns whether the answer was cancelled. Sets `read` once the prompt is read. Raises
+        BadInput or Busy before the first piece."""
         reader = CallReader(question.tools)
         content, scored = self._echo(question)
         ends = () if question.settings.ignore_eos else self._loaded.stop_ids
@@ -233,7 +228,7 @@ class Answers:
                 while unsent and (unsent[0][0] < sent or spelled == sent):
                     scored.append(unsent.popleft()[1])
                 more, calls = reader.read(text, last=last)
-                send(Piece(event, content + more, answer, tuple(scored), calls))
+                yield Piece(event, content + more, answer, tuple(scored), calls)
                 content, scored = "", []
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,6 @@ from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.charts import as_data, by_prompt, wall_clock
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
-from specdemo.host.threads import Send
 from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
@@ -50,15 +50,15 @@ class Item(RacedPrompt):
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
-def measure(session: Session | LimitedSession, question: Question, send: Send[str]) -> None:
-    """Send a message after each race of a benchmark with the settings of `question`, the last one
-    with the whole report."""
+def measure(session: Session | LimitedSession, question: Question) -> Iterator[str]:
+    """A message after each race of a benchmark with the settings of `question`, the last one with
+    the whole report."""
     settings = question.settings
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
     items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
 
-    def send_report(phase: str, note: str) -> None:
-        send(message(phase, note, **shown(report(session.info, settings, items))))
+    def reported(phase: str, note: str) -> str:
+        return message(phase, note, **shown(report(session.info, settings, items)))
 
     until = time.monotonic() + SECONDS
     for turn in range(TURNS):
@@ -66,14 +66,15 @@ def measure(session: Session | LimitedSession, question: Question, send: Send[st
             break
         for number, item in enumerate(items):
             name = f"Turn {turn + 1}: {item.prompt.id}"
-            send(message("benchmark", name, done=number, total=len(items)))
+            yield message("benchmark", name, done=number, total=len(items))
             race = replace(question, prompt=item.prompt.instruction, baseline=True)
             trace = trace_of(session.ask(replace(race, settings=item.settings)))
             if trace.identical is None:
-                return send_report("stopped", "Stopped.")
+                yield reported("stopped", "Stopped.")
+                return
             item.traces.append(trace)
-            send_report("benchmark", name)
-    send_report("done", "Finished.")
+            yield reported("benchmark", name)
+    yield reported("done", "Finished.")
 
 
 def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import gradio as gr
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host.threads import Send
 from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
@@ -71,34 +70,30 @@ def opened(text: str) -> str:
     return finished(from_json(text), "opened")
 
 
-Kind = Callable[[LimitedSession, Question, Send[str]], None]
+Kind = Callable[[LimitedSession, Question], Iterator[str]]
 
 
 def run(
-    kind: Kind,
-    service: Service,
-    menu: ModelMenu,
-    values: Mapping[str, Any],
-    stop: Event,
-    send: Send[str],
-) -> None:
-    """Send the state of the pair that the inputs `values` name, then the messages of a run of this
-    kind (`race`, ...), until `stop` is set. An error ends it with one sentence."""
+    kind: Kind, service: Service, menu: ModelMenu, values: Mapping[str, Any], stop: Event
+) -> Iterator[str]:
+    """The state of the pair that the inputs `values` name, then the messages of a run of this kind
+    (`race`, ...), until `stop` is set. An error ends it with one sentence."""
     try:
         settings, pair = settings_of(values), menu.resolve(models_of(values))
-        send(message("loading", "Starting"))
+        yield message("loading", "Starting")
         for state in service.states(pair, stop):
             if state.kind == "loading":
-                send(message("loading", f"{state.line}. Your question is answered next."))
+                yield message("loading", f"{state.line}. Your question is answered next.")
         with service.session(pair) as session:
-            send(message("loading", "Reading the question"))
-            kind(session, Question(str(values.get("question") or ""), settings, stop=stop), send)
+            yield message("loading", "Reading the question")
+            question = Question(str(values.get("question") or ""), settings, stop=stop)
+            yield from kind(session, question)
     except Exception as error:
-        send(message("error", wording.error_sentence(error)))
+        yield message("error", wording.error_sentence(error))
 
 
-def race(session: LimitedSession, question: Question, send: Send[str]) -> None:
-    """Send the messages of a race."""
+def race(session: LimitedSession, question: Question) -> Iterator[str]:
+    """The messages of a race."""
     seconds = session.limits.race_seconds
     question = replace(question, baseline=True, repeat=seconds, measured=False, candidates=True)
     trace: Trace | None = None
@@ -107,7 +102,7 @@ def race(session: LimitedSession, question: Question, send: Send[str]) -> None:
     for event in session.ask(question):
         if isinstance(event, Trace):
             if trace is None and not enough(event, seconds):
-                send(message("again", AGAIN, **new, verdict=wording.verdict(event)))
+                yield message("again", AGAIN, **new, verdict=wording.verdict(event))
                 question.stop.wait(session.update_seconds)  # until a browser here has drawn it
             trace = event
             continue
@@ -120,31 +115,32 @@ def race(session: LimitedSession, question: Question, send: Send[str]) -> None:
             new["baseline"].append(event)
             phase, note = "baseline", "Answering again, one token at a time"
         if time.monotonic() - sent >= session.update_seconds:
-            send(message(phase, note, **new))
+            yield message(phase, note, **new)
             new, sent = {"rounds": [], "baseline": []}, time.monotonic()
     assert trace is not None
     ended = ("stopped", "Stopped.") if trace.identical is None else ("done",)
-    send(finished(trace, *ended))
+    yield finished(trace, *ended)
 
 
-def drafts(session: LimitedSession, question: Question, send: Send[str]) -> None:
-    """Send, after each turn of all drafters on one question, the median run of each: `name`,
-    `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
+def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
+    """After each turn of all drafters on one question, a message with the median run of each:
+    `name`, `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
     ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
     runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
     until, turn = time.monotonic() + DRAFTS_SECONDS, 0
     while turn < MAX_TURNS and (not turn or time.monotonic() < until):
         for way in ways:
-            send(message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}"))
+            yield message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}")
             settings = replace(question.settings, drafter=way)
             trace = trace_of(session.ask(replace(question, settings=settings)))
             if trace.finish_reason == "cancelled":
-                return send(message("stopped", "Stopped."))
+                yield message("stopped", "Stopped.")
+                return
             runs[way].append(trace)
         turn += 1
         ways.reverse()  # so that a drift of the machine's speed favours none
-        send(message("drafts", drafts=_drafts(runs)))
-    send(message("done", f"Measured: {turn} races of the drafts, the median of each is drawn."))
+        yield message("drafts", drafts=_drafts(runs))
+    yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
 
 
 def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ import html
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from functools import cache, partial
+from functools import cache
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.threads import ShortestFirst, Work, merged
+from specdemo.host.threads import ShortestFirst, merged
 from specdemo.runs.trace import SOURCES, Trace, from_json
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
@@ -212,19 +212,19 @@ def _add_runs(router: APIRouter, service: Service, menu: ModelMenu) -> None:
         @router.post(path)
         async def run(ask: Ask, request: Request) -> Response:
             visitor, stop = visitor_of(request, ask.visitor), Event()
-            work = partial(events.run, kind, service, menu, ask.values, stop)
+            messages = events.run(kind, service, menu, ask.values, stop)
             # A proxy may hold back other kinds of text until they are whole.
             headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-            sent = lines(visitor, stop, work)
+            sent = lines(visitor, stop, messages)
             return StreamingResponse(sent, media_type="text/event-stream", headers=headers)
 
-    async def lines(visitor: Visitor, stop: Event, work: Work[str]) -> AsyncIterator[str]:
+    async def lines(visitor: Visitor, stop: Event, run: Iterator[str]) -> AsyncIterator[str]:
         stops.get(visitor.name, Event()).set()  # a tab's new run ends the one before
         stops[visitor.name] = stop
         try:
             # A refusal takes no thread. The visitor may leave, which ends the run.
             with service.request(visitor):
-                async with aclosing(merged({stop: work})) as messages:
+                async with aclosing(merged({stop: run})) as messages:
                     async for text in messages:
                         yield f"data: {text}\n\n"
         except Busy as error:
