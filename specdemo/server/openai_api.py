@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
@@ -316,17 +316,11 @@ def json_list(items: Iterable[Any]) -> Iterator[bytes]:
     yield b"]"
 
 
-@lru_cache(10_000)
-def text_and_bytes(content: bytes) -> tuple[str, list[int]]:
-    return content.decode("utf-8", "replace"), [*content]
-
-
 def chat_token(token: ScoredToken) -> dict[str, Any]:
     """A token of a chat with its likeliest ones."""
-    contents = map(text_and_bytes, token.contents)
     chosen, *others = (
-        {"token": text, "bytes": content, "logprob": logprob}
-        for (text, content), logprob in zip(contents, token.logprobs, strict=True)
+        {"token": content.decode("utf-8", "replace"), "bytes": [*content], "logprob": logprob}
+        for content, logprob in zip(token.contents, token.logprobs, strict=True)
     )
     return {**chosen, "top_logprobs": others}
 
