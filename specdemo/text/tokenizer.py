@@ -230,9 +230,9 @@ class Tokenizer:
         integers = list(map(int, ids))
         return str(self._parsing.decode(integers, skip_special_tokens=not special))
 
-    def stream(self) -> Callable[[int], str]:
+    def stream(self, before: Sequence[int] = ()) -> Callable[[int], str]:
         """`push` of an eager TextStream, with the texts of special tokens."""
-        return TextStream(self, special=True, eager=True).push
+        return TextStream(self, before=before, special=True, eager=True).push
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that a token stands for: a part of a character, perhaps. Of an added or special

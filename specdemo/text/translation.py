@@ -2,7 +2,6 @@
 text. Implements the engine's protocol `Translation`."""
 
 import re
-from collections.abc import Callable
 from itertools import accumulate, pairwise, zip_longest
 
 from specdemo.text.tokenizer import PIECE, Tokenizer
@@ -61,7 +60,7 @@ class TextTranslation:
         `whole_words` also the last word."""
         special_ids = self._draft.special_ids
         end = next((index for index, id in enumerate(drafted) if id in special_ids), None)
-        pieces = _pieces(self._draft.stream(), self._ids[-TAIL:], drafted[:end])
+        pieces = [*map(self._draft.stream(self._ids[-TAIL:]), drafted[:end])]
         whole_words &= end is None
         if whole_words:
             ends = (end for end in range(len(pieces) - 1, -1, -1) if _word_ends(pieces, end))
@@ -70,7 +69,7 @@ class TextTranslation:
             pieces.pop()
         ids = self._following("".join(pieces))
         starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
-        target_pieces = _pieces(self._target.stream(), self._context[-TAIL:], ids)
+        target_pieces = map(self._target.stream(self._context[-TAIL:]), ids)
         bounds = [0, *accumulate(map(len, target_pieces))]
         translated = [
             (id, sum(first <= start < last for start in starts))
@@ -100,13 +99,6 @@ class TextTranslation:
             if ids[: len(before)] == before:
                 return ids[len(before) :]
         return self._target.encode(text)
-
-
-def _pieces(stream: Callable[[int], str], before: list[int], ids: list[int]) -> list[str]:
-    """The text that each of `ids` adds after the ids `before`; "" inside a character."""
-    for id in before:
-        stream(id)
-    return list(map(stream, ids))
 
 
 def _word_ends(pieces: list[str], index: int) -> bool:
