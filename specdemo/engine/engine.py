@@ -219,14 +219,14 @@ class Engine:
             chosen = source, device, files.kv_cache, isinstance(source, Path), self.core
             known = numerics.usable(known, source) or ModelProfile()
             tried = [known.properties] if known.properties else numerics.candidates(*chosen)
-            shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, self._available_bytes())
             ids = files.draft_token_ids
             if ids is not None and files.translation is None:
                 ids = ids[ids < target.model.vocabulary_size]
 
             def open_with(properties: Properties) -> Model:
-                fixed = numerics.shapes_with(properties, shapes)
-                settings = ModelSettings(device, properties, fixed, token_ids=ids)
+                free = self._available_bytes()
+                shapes = numerics.fixed_shapes(source, properties, numerics.DRAFT_SHAPES, free)
+                settings = ModelSettings(device, properties, shapes, token_ids=ids)
                 if self._head is not None and isinstance(files.target, Path):
                     return EagleHead(self._head, files.target, settings, self.core)
                 return open_model(source, settings, self.core)

@@ -103,11 +103,6 @@ def open_first(open_with: Callable[[Properties], Model], tried: list[Properties]
     return open_with(tried[-1])
 
 
-def shapes_with(properties: Properties, shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The fixed shapes of a model with these properties: `shapes` if the plugin computes it."""
-    return KERNEL_SHAPES if kernels.in_kernels(properties) else shapes
-
-
 def usable(known: ModelProfile | None, source: Path | Checkpoint) -> ModelProfile | None:
     """`known` if it was measured where the kernels were as they are here."""
     if known is None:
@@ -145,10 +140,8 @@ def open_target(
     and single tokens agree or have a guard, else the last candidate. One that the plugin refuses is
     passed over if another follows. Raises ModelError."""
     source, hidden, layers = files.target, None, files.head_layers
-    shapes = fixed_shapes(source, FIXED_SHAPES, available)
     if files.head is not None:
         hidden = Taps(layers, () if layers else fractions(files.head, core))
-    settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
         tried, invariance = [known.properties], known.invariance
     else:
@@ -157,10 +150,10 @@ def open_target(
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        used_shapes = shapes_with(properties, shapes)
-        chosen = replace(settings, properties=properties, fixed_shapes=used_shapes)
+        shapes = fixed_shapes(source, properties, FIXED_SHAPES, available)
+        settings = ModelSettings(files.device, properties, shapes, hidden)
         try:
-            model = open_model(source, chosen, core)
+            model = open_model(source, settings, core)
             if exact and known is None:
                 invariance = _quickly_measured(model)
         except ModelError:
@@ -185,10 +178,13 @@ def _quickly_measured(model: Model) -> Invariance:
 
 
 def fixed_shapes(
-    source: Path | Checkpoint, shapes: tuple[int, ...], available: int
+    source: Path | Checkpoint, properties: Properties, shapes: tuple[int, ...], available: int
 ) -> tuple[int, ...]:
-    """The first of these `shapes`, as many as `available` bytes of memory allow; none for weights
-    outside FIXED_SHAPE_WEIGHTS and on torch devices."""
+    """KERNEL_SHAPES if kernels compute a model with these properties. Else the first of `shapes`,
+    as many as `available` bytes of memory allow; none for weights outside FIXED_SHAPE_WEIGHTS and
+    on torch devices."""
+    if kernels.in_kernels(properties):
+        return KERNEL_SHAPES
     size = weights_size(source)
     if not isinstance(source, Path) or size not in FIXED_SHAPE_WEIGHTS:
         return ()
