@@ -374,6 +374,7 @@ class _Recorded:
 
     tokens: list[int]
     chance: float = 0.5
+    state: None = None
 
     def part(self, begin: int, end: int) -> _Recorded:
         return _Recorded(self.tokens[begin:end], self.chance)
@@ -390,8 +391,8 @@ class _Recorded:
     def states(self, count: int) -> np.ndarray:
         return np.zeros((count, 0), np.float32)
 
-    def last_state(self) -> None:
-        return None
+    def last(self) -> _Recorded:
+        return self
 
 
 @checked(frozen=True, slots=True, config=CONFIG)

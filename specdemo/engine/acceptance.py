@@ -114,7 +114,7 @@ class TargetRows:
         row = self.logits.part(index, index + 1)
         if self.adjustment is not None:
             row = one_row(self.adjustment(row.rows[0], self.context, drafted))
-        return row if self.masks is None else row.allowed(0, self.masks[index])
+        return row if self.masks is None else row.allowed(self.masks[index])
 
 
 @dataclass(frozen=True, slots=True)

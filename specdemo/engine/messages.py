@@ -184,18 +184,17 @@ class Logits(NamedTuple):
         """Rows `begin` to `end`, as views, without states."""
         return Logits(self.rows[begin:end], self.log_sum[begin:end])
 
-    def allowed(self, index: int, mask: Mask) -> Logits:
-        """Only row `index`. Tokens that the mask does not allow have logits of -inf, as have those
-        beyond it; one of the row's tokens must be allowed."""
-        only = self.part(index, index + 1)
+    def allowed(self, mask: Mask) -> Logits:
+        """The only row, with -inf for tokens that the mask does not allow and those beyond it; one
+        of the row's tokens must be allowed."""
         if mask is None:
-            return only
-        row = np.full_like(only.rows[0], -np.inf)
+            return self
+        row = np.full_like(self.rows[0], -np.inf)
         width = min(len(mask), len(row))
         if (token := forced(mask[:width])) is not None:
             row[token] = 0.0
             return Logits(row[None], np.zeros(1, np.float32))
-        np.copyto(row[:width], only.rows[0, :width], where=mask[:width])
+        np.copyto(row[:width], self.rows[0, :width], where=mask[:width])
         return one_row(row)
 
     def copy(self) -> Logits:
@@ -207,11 +206,6 @@ class Logits(NamedTuple):
         """A copy of the last row with its state, which stays valid after later forwards."""
         state = None if self.state is None else self.state[-1:]
         return Logits(self.rows[-1:], self.log_sum[-1:], state).copy()
-
-    def last_state(self) -> np.ndarray:
-        """A copy of the last token's state, float32 [1, H], of a head's logits."""
-        assert self.state is not None, "a draft head gives its states"
-        return np.array(self.state[-1:])
 
     def states(self, count: int) -> np.ndarray | None:
         """A copy of the states of the first `count` tokens, or None."""

@@ -73,7 +73,7 @@ class LogitsDrafter(TokenDrafter):
             mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
             if not mask.any():
                 return None
-            logits = logits.allowed(0, mask)
+            logits = logits.allowed(mask)
         if self.binding:
             source = distribution(logits.rows[0], sampling)
             if ids is not None:
@@ -130,7 +130,7 @@ class HeadDrafter(LogitsDrafter):
         seconds = 0.0
         while self._runs <= len(drafted):
             reply = yield Forward("draft", self.run_of(context, drafted[: self._runs]))
-            self._chained = reply.logits.last_state()
+            self._chained = reply.logits.last().state
             self._runs += 1
             seconds += reply.seconds
         return self.choose(reply.logits, context, drafted, mask), seconds
