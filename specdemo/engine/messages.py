@@ -207,6 +207,12 @@ class Logits(NamedTuple):
         state = None if self.state is None else self.state[-1:]
         return Logits(self.rows[-1:], self.log_sum[-1:], state).copy()
 
+    def last_state(self) -> np.ndarray:
+        """A copy of the last token's state, float32 [1, H], of a head's logits, which `last` would
+        copy too."""
+        assert self.state is not None, "a draft head gives its states"
+        return np.array(self.state[-1:])
+
     def states(self, count: int) -> np.ndarray | None:
         """A copy of the states of the first `count` tokens, or None."""
         return None if self.state is None else self.state[:count].copy()

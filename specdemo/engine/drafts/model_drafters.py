@@ -130,7 +130,7 @@ class HeadDrafter(LogitsDrafter):
         seconds = 0.0
         while self._runs <= len(drafted):
             reply = yield Forward("draft", self.run_of(context, drafted[: self._runs]))
-            self._chained = reply.logits.last().state
+            self._chained = reply.logits.last_state()
             self._runs += 1
             seconds += reply.seconds
         return self.choose(reply.logits, context, drafted, mask), seconds
