@@ -213,7 +213,7 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
         assert output[first, 1] / (output[first, 0] + output[first, 1]) == pytest.approx(overlap)
 
 
-# The example has the engine's outcome and distribution
+# The example has the engine's outcome
 
 
 FILE = Path(__file__).parents[1] / "examples" / "speculative.py"
@@ -258,38 +258,17 @@ def test_with_the_engines_noise_the_examples_rounds_are_the_engines(
         monkeypatch.setattr(example, "accepts", accepts)
         target = toy.random_table(rng, 12)
         draft = target + toy.random_table(rng, 12, 0.7)
-        policy = Policy(fixed=3)
+        length = seed % 4
+        policy = Policy(fixed=length)
         decoding = toy.decoding(
             target,
             (0,),
             decode.Limits(30, 100),
-            drafter=toy.drafter("model", policy, how),
+            drafter=toy.drafter("model" if length else "none", policy, how),
             policy=policy,
             sampling=how,
         )
         rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
-        options = {"temperature": temperature, "coupling": coupling}
-        answer, forwards = example.decode(target, draft, [0], 30, draft_tokens=3, **options)
+        options = {"temperature": temperature, "coupling": coupling, "draft_tokens": length}
+        answer, forwards = example.decode(target, draft, [0], 30, **options)
         assert (tuple(answer), forwards) == (toy.answer_ids(rounds), len(rounds))
-
-
-@pytest.mark.parametrize("coupling", ["shared", "maximal"])
-@pytest.mark.parametrize("draft_tokens", [0, 1, 2])
-def test_the_examples_answers_have_the_targets_distribution(
-    example, monkeypatch, coupling, draft_tokens
-):
-    rng = np.random.default_rng(1)
-    target, draft = toy.random_table(rng), toy.random_table(rng)
-    branching, how = Branching(), {"temperature": 0.9, "coupling": coupling}
-    monkeypatch.setattr(example, "draw", lambda shares, *_: branching.decide(shares))
-    monkeypatch.setattr(example, "accepts", lambda chance, _: branching.accepts(chance, 0, 0))
-
-    def answered():
-        answer, _ = example.decode(target, draft, [0], LENGTH, draft_tokens=draft_tokens, **how)
-        return tuple(answer)
-
-    output: Counter = Counter()
-    for answer, weight in branching.executions(answered):
-        output[answer] += weight
-    expected = target_distribution(target, (0,), Sampling(0.9))
-    assert output == pytest.approx(expected, abs=1e-6)  # the engine's logits are float32
