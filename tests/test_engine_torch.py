@@ -6,11 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import openvino as ov
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load_own
 from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
 from specdemo.audit.engines import audited, peers_of
@@ -22,8 +23,6 @@ from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.faults import BadInput, ModelError
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.host import hardware
-from specdemo.pairs import loading, registry
-from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -35,6 +34,7 @@ PADDED = ModelSettings("torch:cpu", (("dtype", "float32"), ("padding", "1,2,4,8"
 CORE = ov.Core()
 TOLERANCE = 2e-3
 KINDS = ("Llama", "GPTNeoX", "GPT2")
+loaded = partial(load_own, device="torch:cpu", draft_device="torch:cpu")
 QUESTION = "Name three colours, and three more."
 
 
@@ -66,13 +66,6 @@ def pair(request, tmp_path_factory):
     write_byte_tokenizer(home / "target")
     write_byte_tokenizer(home / "draft")
     return home / "target", home / "draft"
-
-
-def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> loading.LoadedPair:
-    choice = ModelChoice(
-        model=str(target), assistant_model=str(draft), device=device, draft_device=draft_device
-    )
-    return loading.load_pair(registry.chosen_pair(choice))
 
 
 def accepted(trace) -> int:
@@ -158,14 +151,11 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_byte_tokenizer(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
-    choice = ModelChoice(model=str(tmp_path), device="torch:cpu")
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
-    found = loading.load_pair(registry.chosen_pair(choice))
     with pytest.raises(ModelError, match="trust_remote_code"):
-        open_model(found.target, CPU, CORE)
+        open_model(loaded(tmp_path).target, CPU, CORE)
     monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
-    found = loading.load_pair(registry.chosen_pair(choice))
-    assert open_model(found.target, CPU, CORE).vocabulary_size == 256
+    assert open_model(loaded(tmp_path).target, CPU, CORE).vocabulary_size == 256
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
@@ -191,7 +181,7 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
         for name, on in (("llama-target", device), ("llama-draft", others[device]))
     ]
     asked = Settings(max_new_tokens=24, draft_tokens=3, drafter="model")
-    with Session(loaded(*folders, device, others[device])) as session:
+    with Session(loaded(*folders, device=device, draft_device=others[device])) as session:
         *_, trace = session.ask(Question(QUESTION, asked, baseline=True))
     assert trace.identical and accepted(trace)
 
@@ -199,8 +189,7 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
 def test_a_gguf_file_runs_dequantized(tiny_home, tmp_path, monkeypatch):
     """As the embedded target's does."""
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
-    choice = ModelChoice(model=str(tiny_home / "embedded" / "tiny.gguf"), device="torch:cpu")
-    target, rows = loading.load_pair(registry.chosen_pair(choice)).target, []
+    target, rows = loaded(tiny_home / "embedded" / "tiny.gguf").target, []
     for weights, settings in ((target, CPU), (target.path.with_name(ir.MODEL), ModelSettings())):
         model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
@@ -210,11 +199,10 @@ def test_a_gguf_file_runs_dequantized(tiny_home, tmp_path, monkeypatch):
 
 def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
-    choice = ModelChoice(model=str(folder), device="torch:cpu")
     with pytest.raises(BadInput, match="PyTorch checkpoint"):
-        loading.load_pair(registry.chosen_pair(choice))
+        loaded(folder)
     with pytest.raises(BadInput, match="kv_cache f16"):
-        registry.chosen_pair(dataclasses.replace(choice, kv_cache="f16"))
+        loaded(folder, kv_cache="f16")
 
 
 @pytest.mark.parametrize(
