@@ -29,38 +29,25 @@ def table_of(seed: int) -> np.ndarray:
     return toy.random_table(np.random.default_rng(seed), VOCABULARY)
 
 
-def run(
-    table, *, limits, drafter=None, draft=None, prompt=PROMPT, sampling=toy.GREEDY, language=None
-):
+def run(table, *, limits, draft=None, prompt=PROMPT, **options):
     target = toy.sequence(prompt)
-    decoding = toy.decoding(
-        table,
-        prompt,
-        limits,
-        target=target,
-        drafter=drafter,
-        sampling=sampling,
-        language=language,
-    )
-    rounds, reason = toy.drive(
-        decoding, {"target": table, "draft": table if draft is None else draft}
-    )
+    decoding = toy.decoding(table, prompt, limits, target=target, **options)
+    models = {"target": table, "draft": table if draft is None else draft}
+    rounds, reason = toy.drive(decoding, models)
     return rounds, reason, target
 
 
 def autoregressive(table, limits, sampling=toy.GREEDY, language=None) -> tuple[int, ...]:
     """Decoding spelled out."""
-    tokens = list(PROMPT)
+    tokens, answer = list(PROMPT), []
     for _ in range(min(limits.max_new_tokens, limits.context_limit - len(PROMPT))):
-        row = toy.adjusted(table[tokens[-1]], sampling, PROMPT, tokens[len(PROMPT) :])
-        if language is not None:
-            language.tokens = tokens[len(PROMPT) :]
-            row = np.where(language.mask(), row, -np.inf)
+        row = toy.adjusted(table[tokens[-1]], sampling, PROMPT, answer, language)
         token = row.argmax() if sampling.greedy else choose(row, sampling, len(tokens))[0]
         tokens.append(int(token))
+        answer = tokens[len(PROMPT) :]
         if tokens[-1] in limits.stop_ids:
             break
-    return tuple(tokens[len(PROMPT) :])
+    return tuple(answer)
 
 
 def script(kind: str, truth: tuple[int, ...], length: int) -> toy.ScriptDrafter:

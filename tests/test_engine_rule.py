@@ -1,5 +1,5 @@
 """The accept/reject rule, exactly: on toy vocabularies every execution is enumerated, with its
-probability. So is that of `examples/speculative.py`, the idea of the engine."""
+probability. `examples/speculative.py`, the idea of the engine, gives the engine's answers."""
 
 from __future__ import annotations
 
@@ -67,22 +67,13 @@ class Branching:
         return self.decide([chance, 1 - chance]) == 0
 
 
-def allowed_only(row, language, answer):
-    """The logits of a row; -inf for tokens that the language does not allow after `answer`."""
-    if language is None:
-        return row
-    language.tokens = list(answer)
-    return np.where(language.mask(), row, -np.inf).astype(np.float32)
-
-
 def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[int, ...], float]:
     """The probability of every answer of LENGTH tokens under the target alone."""
     found = {}
     for answer in itertools.product(range(len(table)), repeat=LENGTH):
         weight, last = 1.0, prompt[-1]
         for at, token in enumerate(answer):
-            row = toy.adjusted(table[last], sampling, prompt, answer[:at])
-            row = allowed_only(row, language, answer[:at])
+            row = toy.adjusted(table[last], sampling, prompt, answer[:at], language)
             weight *= distribution(row, sampling).probability(token)
             if not weight:
                 break
@@ -213,7 +204,7 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
         assert output[first, 1] / (output[first, 0] + output[first, 1]) == pytest.approx(overlap)
 
 
-# The example has the engine's outcome
+# The example
 
 
 FILE = Path(__file__).parents[1] / "examples" / "speculative.py"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import islice
 
 import pytest
@@ -36,18 +36,9 @@ from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 
 
-@contextmanager
-def running(**options):
-    scheduler = Scheduler(**options)
-    try:
-        yield scheduler
-    finally:
-        scheduler.close()
-
-
 @pytest.fixture
 def scheduler(request):
-    with running(**getattr(request, "param", {})) as made:
+    with closing(Scheduler(**getattr(request, "param", {}))) as made:
         yield made
 
 
@@ -187,7 +178,7 @@ REQUESTS = st.lists(
 def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, seed, limit):
     shared = models(limit, draft_seed=seed)
     cache = PrefixCache(shared["target"])
-    with running(max_active=most) as scheduler:
+    with closing(Scheduler(max_active=most)) as scheduler:
         handles = []
         for prompt, new, draft, _ in asked:
             blocks = {cache: blocks_for(len(prompt), new, draft)}
@@ -305,7 +296,7 @@ def test_background_work_is_done_beside_requests_while_it_is_asked_for_and_they_
             done.append(step)
             yield enough.set() if step == 2 else None
 
-    with running(background=False) as scheduler:
+    with closing(Scheduler(background=False)) as scheduler:
         handle = submit(scheduler, endless, (1, 2), 100_000)
         events = handle.events()
         scheduler.run_in_background(work())
@@ -328,7 +319,7 @@ def test_after_hurried_work_the_request_that_waited_comes_first(monkeypatch):
         yield
         done.append(1)
 
-    with running() as scheduler:
+    with closing(Scheduler()) as scheduler:
         scheduler.run_in_background(work())
         scheduler.hurry(enough)
         until(enough.is_set)
@@ -340,7 +331,7 @@ def test_after_hurried_work_the_request_that_waited_comes_first(monkeypatch):
 def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
     monkeypatch.setattr("specdemo.engine.scheduler.PATIENCE", 0.0)
     done = []
-    with running() as scheduler:
+    with closing(Scheduler()) as scheduler:
         events = submit(scheduler, endless, (1, 2), 100_000, timed=timed).events()
         next(events)
         scheduler.run_in_background(done.append(scheduler.activity.active) for _ in range(3))

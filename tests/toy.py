@@ -134,8 +134,11 @@ def random_table(
     return (rng.normal(size=(vocabulary, vocabulary)) * scale).astype(np.float32)
 
 
-def adjusted(row: np.ndarray, sampling: Sampling, prompt, answer) -> np.ndarray:
-    """The logits after penalties and biases, token by token as `Adjustment` defines them."""
+def adjusted(
+    row: np.ndarray, sampling: Sampling, prompt, answer, language: Language | None = None
+) -> np.ndarray:
+    """The logits after penalties and biases, token by token as `Adjustment` defines them; -inf for
+    tokens that the language does not allow after `answer`."""
     repetition, frequency, presence = np.float32(
         [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty]
     )
@@ -146,6 +149,9 @@ def adjusted(row: np.ndarray, sampling: Sampling, prompt, answer) -> np.ndarray:
         if token in answer:
             x = x - (frequency * np.float32(answer.count(token)) + presence)
         logits.append(x + np.float32(dict(sampling.logit_bias).get(token, 0.0)))
+    if language is not None:
+        language.tokens = list(answer)
+        logits = np.where(language.mask(), logits, -np.inf)
     return np.array(logits, np.float32)
 
 
@@ -154,10 +160,6 @@ def sequence(tokens: tuple[int, ...] = ()) -> KVSequence:
     made = KVSequence(BlockPool(4096), BLOCK)
     made.tokens = list(tokens)
     return made
-
-
-def logits_after(table: np.ndarray, tokens: list[int] | tuple[int, ...]) -> Logits:
-    return logits_of(table[list(tokens)])
 
 
 def logits_of(rows: np.ndarray) -> Logits:
@@ -183,7 +185,7 @@ def decoding(
     if drafter is not None:
         drafter.allowed = allowed
     return decode(
-        Prompt(prompt, logits_after(table, prompt[-1:])._replace(state=np.zeros((1, 1)))),
+        Prompt(prompt, logits_of(table[[prompt[-1]]])._replace(state=np.zeros((1, 1)))),
         target=sequence(prompt) if target is None else target,
         drafter=drafter,
         policy=policy or Policy(),
