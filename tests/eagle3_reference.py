@@ -121,32 +121,28 @@ def write_made_up_head(
     hidden: int,
     vocabulary: int,
     rows: int,
-    heads: tuple[int, int] = (4, 2),
     width: int = 32,
-    inner: int = 256,
     target_hidden: int | None = None,
     embedding: bool = True,
     prefix: str = "midlayer",
     norms: bool = False,
     biases: bool = False,
-    seed: int = 0,
     **config: object,
 ) -> None:
     """Write a checkpoint of an EAGLE-3 head with made-up weights, as they are published: `rows`
-    logits, `heads` of queries and of keys with `width`, an `embedding` or none, the layer's tensors
-    named with `prefix`; `norms` of queries and keys; `biases`. `config` goes into config.json."""
-    rng = np.random.default_rng(seed)
+    logits, four heads of queries and two of keys with `width`, an `embedding` or none, the layer's
+    tensors named with `prefix`; `norms` of queries and keys; `biases`. `config` goes into
+    config.json."""
+    rng, inner, query, key = np.random.default_rng(0), 256, 4 * width, 2 * width
     fields: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     fields |= {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1}
-    fields |= {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": width}
+    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width}
     fields |= {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
     fields |= {"max_position_embeddings": 2048, "vocab_size": vocabulary, "draft_vocab_size": rows}
     fields |= {"target_hidden_size": target_hidden} if target_hidden else {}
     fields |= {"attention_bias": biases, "mlp_bias": biases} | config
-    states = (target_hidden or hidden) * len(
-        fields.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0)
-    )
-    query, key = (count * width for count in heads)
+    layers = fields.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0)
+    states = (target_hidden or hidden) * len(layers)
     shapes = {
         "fc": (hidden, states),
         f"{prefix}.self_attn.q_proj": (query, 2 * hidden),

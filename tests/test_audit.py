@@ -9,6 +9,7 @@ import json
 import random
 from collections import Counter
 from functools import partial
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -330,21 +331,14 @@ def test_an_engine_of_a_users_own_is_imported_by_name():
 # Servers
 
 
-class Shared:
-    """A session that several servers use, and none closes; it drafts unless it is told not to."""
+def lent(session, **settings):
+    """A session that several servers use and none closes; `settings` change those of a request."""
 
-    def __init__(self, session, **settings):
-        self._session, self._settings = session, settings
+    def ask(question):
+        chosen = dataclasses.replace(question.settings, **settings)
+        return session.ask(dataclasses.replace(question, settings=chosen))
 
-    def __getattr__(self, name):
-        return getattr(self._session, name)
-
-    def ask(self, question):
-        settings = dataclasses.replace(question.settings, **self._settings)
-        return self._session.ask(dataclasses.replace(question, settings=settings))
-
-    def close(self):
-        pass
+    return Mock(ask=ask, info=session.info, context_limit=session.context_limit)
 
 
 def test_our_server_passes_beside_one_without_speculation(
@@ -356,8 +350,8 @@ def test_our_server_passes_beside_one_without_speculation(
     files = ["--json", str(json_file), "--html", str(html_file), "--only", ",".join(tested)]
     limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60", "--seed", "1"]
     with (
-        served(Shared(session), tiny_llama_pair, max_new_tokens=64) as speculative,
-        served(Shared(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
+        served(lent(session), tiny_llama_pair, max_new_tokens=64) as speculative,
+        served(lent(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
     ):
         urls = ["--server", speculative.url, "--server-baseline", f"{baseline.url}/v1/"]
         assert cli.main(["audit", *urls, "--server-seed", *limits, *files]) == 0
