@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -19,7 +20,7 @@ import pytest
 import tokenizers
 from helpers import served
 from pydantic import BaseModel
-from test_text_grammar import PERSON
+from test_text_grammar import PERSON, walk
 from tokenizers import AddedToken
 
 from specdemo.text.grammar import Grammars
@@ -71,7 +72,7 @@ CALLS = {  # how each family writes one call and two calls
 def plain(embedded_pair) -> SimpleNamespace:
     """The embedded pair's tokenizer, which has no token for any marker."""
     tokenizer = embedded_pair.tokenizer
-    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]))
+    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]), stop_ids={2})
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def marked(embedded_pair, tmp_path_factory) -> SimpleNamespace:
     path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
     made.save(str(path))
     tokenizer = Tokenizer(path)
-    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]))
+    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]), stop_ids={2})
 
 
 def allows(model: SimpleNamespace, text: str, tools: Tools, schema: str = "") -> bool:
@@ -178,23 +179,14 @@ def test_text_beside_calls_may_hold_added_tokens(marked, family):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_mask_allows_is_read_as_calls_of_the_schema(marked, family, seed):
     form, _, _ = CALLS[family]
-    tools, rng = Tools(FUNCTIONS, required=True, form=form), np.random.default_rng(seed)
-    tokenizer, reader, calls = marked.tokenizer, CallReader(tools), []
-    place = marked.grammars.compiled("", tools)()
-    stream = TextStream(tokenizer, spelled=tools.markers(tokenizer))
-    closing = {tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",')}
-    for _ in range(300):
-        allowed = np.flatnonzero(place.mask())
-        likely = [id for id in allowed if id in closing or id == 2]
-        id = int(rng.choice(likely or allowed))
-        if id == 2:
-            break
-        place.advance(id)
-        content, read_calls = reader.read(stream.push(id))
-        assert content == ""
-        calls += read_calls
-    assert calls and reader.read("", last=True) == ("", ())
-    for call in calls:
+    tools = Tools(FUNCTIONS, required=True, form=form)
+    reader = CallReader(tools)
+    stream = TextStream(marked.tokenizer, spelled=tools.markers(marked.tokenizer))
+    start = marked.grammars.compiled("", tools)
+    tokens = walk(marked, start, np.random.default_rng(seed), 300)
+    contents, calls = zip(*(reader.read(stream.push(id)) for id in tokens), strict=True)
+    assert not any(contents) and any(calls) and reader.read("", last=True) == ("", ())
+    for call in chain(*calls):
         jsonschema.validate(json.loads(call.arguments), PERSON if call.name == "greet" else {})
 
 
