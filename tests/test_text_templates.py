@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from helpers import CHATML
 from hypothesis import given, settings
-from test_text_tokenizer import HOSTILE, spelled
+from test_text_tokenizer import HOSTILE, saved, spelled
 from tokenizers import AddedToken
 
 from specdemo.errors import BadInput, FetchError
@@ -95,9 +95,7 @@ def tokenizer(embedded_pair, tmp_path_factory) -> Tokenizer:
     made = tokenizers.Tokenizer.from_str(embedded_pair.tokenizer.json)
     made.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     made.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
-    path = tmp_path_factory.mktemp("families") / "tokenizer.json"
-    made.save(str(path))
-    return Tokenizer(path)
+    return saved(made, tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +280,12 @@ def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
         rendered(odd=nested)
 
 
-JOINED = '{{ "" + c.function.arguments }}'
-PRINTED = "{{ c.function.arguments }}"
-DUMPED = "{{ c.function.arguments | tojson }}"
-LISTED = "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+FORMS = (
+    '{{ "" + c.function.arguments }}',
+    "{{ c.function.arguments }}",
+    "{{ c.function.arguments | tojson }}",
+    "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}",
+)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,7 @@ def test_a_template_gets_the_arguments_of_calls_in_the_form_that_it_takes(
     tokenizer, arguments, as_text, dumped, listed
 ):
     turns = [*user("q"), Message("assistant", "", (FunctionCall("f", arguments),))]
-    wanted = {JOINED: as_text, PRINTED: as_text, DUMPED: dumped, LISTED: listed}
-    for form, written in wanted.items():
+    for form, written in zip(FORMS, (as_text, as_text, dumped, listed), strict=True):
         calls = f"{{% for c in m.tool_calls or [] %}}<{form}>{{% endfor %}}"
         jinja = f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}"
         ids = Template("x", jinja).render_chat(turns, tokenizer)
@@ -348,9 +347,6 @@ def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% for m in messages %}no message{% endfor %}",
         "{{ messages[0].content }}{{ messages[0].content }}",
-        "{% if %}",
-        "{{ raise_exception('no') }}",
-        "{{ 'a' * 10**11 }}",
     ],
 )
 def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path, hostile):

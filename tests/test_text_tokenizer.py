@@ -33,6 +33,12 @@ def tokenizer(embedded_pair) -> Tokenizer:
     return embedded_pair.tokenizer
 
 
+def saved(made: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer of the library as ours, from a file in `folder`."""
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder / "tokenizer.json")
+
+
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` with special tokens written out."""
     return tokenizer._parsing.decode(ids, skip_special_tokens=False)
@@ -54,9 +60,8 @@ LONG = {"id": "a", "ids": [0] * 99, "tokens": ["a"] * 99}
 def test_a_tokenizer_that_makes_texts_much_longer_is_refused(tmp_path, name, part):
     made = tokenizers.Tokenizer(BPE({"a": 0, "e": 1}, []))
     setattr(made, name, part)
-    made.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(FetchError, match=f"has a {name} that makes texts [0-9,]+ times as long"):
-        Tokenizer(tmp_path / "tokenizer.json")
+        saved(made, tmp_path)
 
 
 MERGED, LETTERS = [f"ab{number}" for number in range(300)], list(map(chr, range(100, 200)))
@@ -74,8 +79,8 @@ MERGED, LETTERS = [f"ab{number}" for number in range(300)], list(map(chr, range(
 )
 def test_frequent_tokens_are_the_first_merges_and_the_first_characters(tmp_path, texts, count, ids):
     vocabulary = {text: id for id, text in enumerate(texts)}
-    tokenizers.Tokenizer(WordLevel(vocabulary, "d")).save(str(tmp_path / "tokenizer.json"))
-    assert Tokenizer(tmp_path / "tokenizer.json").frequent_ids(count) == ids
+    made = tokenizers.Tokenizer(WordLevel(vocabulary, "d"))
+    assert saved(made, tmp_path).frequent_ids(count) == ids
 
 
 @settings(max_examples=300, deadline=None)
@@ -97,8 +102,7 @@ def made(folder: Path, words: list[str], pre_tokenizer: object, decoder: object)
     whole.pre_tokenizer, whole.decoder = pre_tokenizer, decoder
     whole.add_tokens([AddedToken("an added one")])
     whole.add_special_tokens([AddedToken("<s>", special=True)])
-    whole.save(str(folder / "tokenizer.json"))
-    return Tokenizer(folder / "tokenizer.json")
+    return saved(whole, folder)
 
 
 @pytest.fixture(scope="session", params=["embedded", "sentencepiece", "metaspace"])
@@ -209,9 +213,7 @@ def test_the_token_of_unknown_characters_is_special_only_where_it_is_spelled(tmp
     made = tokenizers.Tokenizer(WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
     made.pre_tokenizer = WhitespaceSplit()
     made.add_special_tokens([AddedToken("<unk>", special=True)])
-    made.save(str(tmp_path / "tokenizer.json"))
-    ids, own = Tokenizer(tmp_path / "tokenizer.json").encode_marked("a b <unk>")
-    assert (ids, own) == ([1, 0, 0], [0])
+    assert saved(made, tmp_path).encode_marked("a b <unk>") == ([1, 0, 0], [0])
 
 
 def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):

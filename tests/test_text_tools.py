@@ -21,11 +21,12 @@ import tokenizers
 from helpers import served
 from pydantic import BaseModel
 from test_text_grammar import PERSON, walk
+from test_text_tokenizer import saved
 from tokenizers import AddedToken
 
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import RAW, Template
-from specdemo.text.tokenizer import TextStream, Tokenizer
+from specdemo.text.tokenizer import TextStream
 from specdemo.text.tools import (
     GRANITE,
     HERMES,
@@ -83,9 +84,7 @@ def marked(embedded_pair, tmp_path_factory) -> SimpleNamespace:
     made.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
     special = "[TOOL_CALLS] [ARGS] <|tool_call|> <|/tool_call|> <|python_tag|>".split()
     made.add_special_tokens([AddedToken(text) for text in special])
-    path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
-    made.save(str(path))
-    tokenizer = Tokenizer(path)
+    tokenizer = saved(made, tmp_path_factory.mktemp("marked"))
     return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]), stop_ids={2})
 
 
