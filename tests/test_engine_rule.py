@@ -4,7 +4,7 @@ probability. `examples/speculative.py`, the idea of the engine, gives the engine
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import itertools
 import math
 import subprocess
@@ -187,15 +187,6 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
 
 
 FILE = Path(__file__).parents[1] / "examples" / "speculative.py"
-WAYS = [(0.0, "shared"), (0.9, "shared"), (0.9, "maximal")]
-
-
-@pytest.fixture
-def example():
-    spec = importlib.util.spec_from_file_location("example_speculative", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_example_is_short_needs_numpy_only_and_runs():
@@ -209,10 +200,14 @@ def test_the_example_is_short_needs_numpy_only_and_runs():
     assert done.stdout.count("the same as autoregressive decoding") == 2
 
 
-@pytest.mark.parametrize(("temperature", "coupling"), WAYS)
+@pytest.mark.parametrize(
+    ("temperature", "coupling"), [(0.0, "shared"), (0.9, "shared"), (0.9, "maximal")]
+)
 def test_with_the_engines_noise_the_examples_rounds_are_the_engines(
-    example, monkeypatch, temperature, coupling
+    monkeypatch, temperature, coupling
 ):
+    monkeypatch.syspath_prepend(FILE.parent)
+    example = importlib.import_module("speculative")
     rng = np.random.default_rng(3)
     for seed in range(20):
         how = Sampling(temperature, seed=seed, coupling=coupling)
