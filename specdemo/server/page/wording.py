@@ -28,6 +28,7 @@ LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
 """Tokens. Of 17 answers those that looped had 28 or more such tokens, all others at most 7."""
 LOOP = "This answer repeats itself, so guessing is easy."
 GENERATES = {"max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"}
+GENERATES |= {"numerics"}
 CUTS = {
     "length": "The answer was cut at {}, the maximum that was set.",
     "context": "The answer was cut at {}: the model's context is full.",
