@@ -100,7 +100,7 @@ def test_answers_at_once_are_those_of_autoregressive_decoding_alone(request, sou
         if way.coupling == "shared" or not way.temperature:
             assert trace.token_ids == expected.token_ids, way
             assert trace.finish_reason == expected.finish_reason
-    assert max(trace.shared_with for trace in traces) >= 3
+    assert any(trace.shared_with for trace in traces)
     assert accepted > 5, "of draft lengths that are set; automatic ones depend on costs"
     assert ("model" if source == "translated" else source) in sources
     assert all(use.used == use.kept for use in uses.values()), "nothing leaks"
