@@ -24,6 +24,25 @@ from specdemo.runs.settings import Settings
 pytestmark = pytest.mark.slow
 
 
+def test_penalties_are_those_of_transformers_and_of_openais_formula():
+    import torch
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    rng = np.random.default_rng(0)
+    row = (rng.normal(size=50) * 4).astype(np.float32)
+    prompt, answer = [3, 4, 4, 9], [4, 7, 7, 20]
+    sampling = Sampling(repetition_penalty=1.3)
+    processor = RepetitionPenaltyLogitsProcessor(1.3)
+    wanted = processor(torch.tensor([[*prompt, *answer]]), torch.tensor(row[None]).clone())
+    found = Adjustment(sampling, prompt)(row, [*prompt, *answer[:2]], answer[2:])
+    assert found == pytest.approx(wanted.numpy()[0], rel=1e-6)
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 2.0),))
+    counts = np.bincount(answer, minlength=50)
+    wanted = row - 0.25 * counts - 0.5 * (counts > 0) + 2.0 * (np.arange(50) == 7)
+    found = Adjustment(sampling, prompt)(row, [*prompt, *answer[:2]], answer[2:])
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def test_the_columns_of_a_trimmed_head_get_the_penalties_of_their_tokens():
     sampling = Sampling(repetition_penalty=2.0, frequency_penalty=1.0, logit_bias=((8, 5.0),))
     adjust, row = Adjustment(sampling, [1, 2]), np.ones(10, np.float32)
