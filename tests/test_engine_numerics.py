@@ -635,6 +635,106 @@ def test_shapes_that_fill_no_tile_or_group_stay_with_the_plugin(outputs, columns
     assert np.abs(compiled([given])[0][:, 0] - exact).max() < 0.01 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    ("kind", "scales", "zeros"),
+    [
+        ("i8", (1, 64), None),
+        ("i8", (64,), None),
+        ("i8", (64, 1), np.full((1, 64), 9, np.uint8)),
+        ("i8", (64, 1), np.full((64, 1), 200, np.uint8)),
+        ("u8", (64, 1), np.full((64, 1), -50, np.int8)),
+        ("f16", (), None),
+    ],
+)
+def test_weights_with_other_scales_or_zeros_stay_with_the_plugin(code, kind, scales, zeros):
+    """Those of each column; zeros beyond 8 bits; a number times a matrix, which has no scales."""
+    stored = np.arange(64 * 64).reshape(64, 64) % 100
+    types = {"i8": np.int8, "u8": np.uint8, "f16": np.float16}
+    parts = [stored.astype(types[kind]), np.full(scales, 0.5, np.float16), zeros]
+    KEPT.extend(parts)
+    matrix, scale = (ops.convert(ops.constant(part), "f16") for part in parts[:2])
+    if zeros is not None:
+        matrix = ops.subtract(matrix, ops.convert(ops.constant(zeros), "f16"))
+    weights = ops.multiply(*((matrix, scale) if scales else (scale, matrix)))
+    x = ops.parameter([-1, 64], ov.Type.f32)
+    product = ops.matmul(x, ops.convert(weights, "f32"), False, True)
+    assert segments_in(in_kernels([product], [x])) == 0
+
+
+VIEWS = {
+    "joined tokens": lambda x: ops.reshape(x, [-1, 128], False),
+    "a number of tokens": lambda x: ops.reshape(x, [4, 64], False),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_with_other_tokens_is_computed_by_the_plugin(code, view):
+    x = ops.parameter([-1, 64], ov.Type.f32)
+    seen = VIEWS[view](x)
+    width = seen.get_output_partial_shape(0)[-1].get_length()
+    matrix, values = matrix_of(np.random.default_rng(9), "i8", 16, width)
+    compiled = in_kernels([ops.matmul(seen, matrix, False, True)], [x])
+    given = np.random.default_rng(1).standard_normal((4, 64), np.float32)
+    exact = given.reshape(-1, width) @ values.T
+    assert np.abs(compiled([given])[0] - exact).max() < 0.02 * np.abs(exact).max()
+    with pytest.raises(RuntimeError):
+        compiled([given[:3]])
+
+
+def test_a_gate_whose_exponent_has_more_axes_stays_with_the_plugin(code):
+    x = ops.parameter([4, 64], ov.Type.f32)
+    matrix, _ = matrix_of(np.random.default_rng(9), "i8", 64, 64)
+    squared = ops.power(ops.matmul(x, matrix, False, True), np.full((1, 1, 1), 2, np.float32))
+    assert fusion._gate(squared) == ""
+
+
+def test_what_a_norm_computes_can_be_read_beside_it(code):
+    rng = np.random.default_rng(9)
+    x = ops.parameter([-1, 64], ov.Type.f32)
+    matrix, values = matrix_of(rng, "i8", 16, 64)
+    squares = ops.power(x, np.float32(2))
+    root = ops.sqrt(ops.add(ops.reduce_mean(squares, [-1], True), np.float32(1)))
+    states = ops.multiply(x, ops.divide(np.float32(1), root)), ops.add(squares, x)
+    compiled = in_kernels([ops.matmul(state, matrix, False, True) for state in states], [x])
+    given = rng.standard_normal((3, 64), np.float32)
+    exact = (given**2 + given) @ values.T
+    assert np.abs(compiled([given])[1] - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("shape", [(-1, 32, 1), (1, 1, 32), (-1, 32)])
+def test_angles_that_are_not_of_tokens_stay_with_the_plugin(shape):
+    heads = ops.parameter([-1, 32, 32], ov.Type.f32)
+    cosines, sines = (ops.parameter([*shape], ov.Type.f32) for _ in range(2))
+    low, high = ops.variadic_split(heads, -1, [16, 16]).outputs()
+    swapped = ops.concat([ops.multiply(high, np.float32(-1)), low], -1)
+    turned = ops.add(ops.multiply(heads, cosines), ops.multiply(swapped, sines))
+    assert fusion.rotation(turned) is None
+
+
+def test_constants_of_types_that_numpy_lacks_are_not_read_as_others():
+    tensor = ov.Tensor(ov.Type.bf16, ov.Shape([64]))
+    KEPT.append(tensor)
+    assert fusion._floats(ops.convert(ops.constant(tensor), "f32").output(0)) is None
+
+
+def test_a_mass_of_all_rows_is_not_one_of_each():
+    x = ops.parameter([-1, 64], ov.Type.f32)
+    top = ops.reduce_max(x, [-1], True)
+    total = ops.reduce_sum(ops.exp(ops.subtract(x, top)), [0, 1], True)
+    assert fusion._log_sum(ops.add(ops.log(total), top)) is None
+
+
+@pytest.mark.parametrize("sizes", [[0, 0, 2, 2, 24], [1, -1, 2, 48]])
+def test_parts_of_a_view_with_other_axes_stay_parts(sizes):
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
+    matrix, _ = matrix_of(np.random.default_rng(8), "u8", 96, 64)
+    whole = ops.reshape(ops.matmul(x, matrix, False, True), sizes, True)
+    parts = ops.variadic_split(whole, -1, [sizes[-1] // 3] * 3).outputs()
+    model = ov.Model([ops.result(part) for part in parts], [x], "parts")
+    graph.split_products(model)
+    assert "VariadicSplit" in [node.get_type_name() for node in model.get_ops()]
+
+
 def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, monkeypatch):
     """With products by the plugin, at the ends of blocks, for a prompt and single tokens."""
     monkeypatch.setattr(kernels, "vnni", str)

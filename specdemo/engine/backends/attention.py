@@ -95,6 +95,7 @@ def _is_plain(node: ov.Node) -> bool:
         and keys == read == key_heads * size
         and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
         and None not in map(number, (scale, window))
+        and (number(window) or 0.0) >= 0
         and all(0 in list(extra.get_shape()) for extra in empty)
     )
 
@@ -125,8 +126,8 @@ def behind(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
                 break
         elif kind not in ("Reshape", "Unsqueeze", "Squeeze"):
             break
-        if not token_width(node.input_value(0)):
-            break
+        if form_of(node.input_value(0)) != form_of(output):
+            break  # of other tokens
         between |= {node.get_name(): node} | _shape_of(node)
         output = node.input_value(0)
     return output, between
@@ -153,6 +154,14 @@ def token_width(output: ov.Output) -> int:
     if any(size.is_dynamic for size in others):
         return 0
     return int(np.prod([size.get_length() for size in others]))
+
+
+def form_of(output: ov.Output) -> tuple[int, int]:
+    """The tokens of an output [tokens, ...], -1 for any number, and the values of each; zeros for
+    other shapes."""
+    width = token_width(output)
+    tokens = output.get_partial_shape()[0] if width else ov.Dimension(0)
+    return tokens.get_length() if tokens.is_static else -1, width
 
 
 def rotation(node: ov.Node) -> Rotation | None:
@@ -195,11 +204,19 @@ def _rotation(node: ov.Node) -> Rotation | None:
             x, inner = halves
             size = x.get_partial_shape()[-1].get_length()
             for same, cosines in _both_ways(straight):
-                widths = {token_width(cosines), token_width(sines)}
-                if key_of(same) == key_of(x) and widths == {size}:
+                if key_of(same) == key_of(x) and _are_angles(x, cosines, sines):
                     inner |= {term.get_name(): term for term in terms}
                     return Rotation(x, cosines, sines, size, size, inner)
     return None
+
+
+def _are_angles(x: ov.Output, *angles: ov.Output) -> bool:
+    """Whether each has a row for every token of `x`, which all heads share."""
+    (tokens, _), shape = form_of(x), x.get_partial_shape()
+    size = shape[-1].get_length()
+    shapes = [angle.get_partial_shape() for angle in angles]
+    same_axes = all(len(other) == len(shape) and other[-1] == size for other in shapes)
+    return same_axes and all(form_of(angle) == (tokens, size) for angle in angles)
 
 
 def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] | None:

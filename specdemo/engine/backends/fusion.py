@@ -17,6 +17,7 @@ from .tiles import BITS, LANES, TILE, Matrix, Weights
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
 NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
 GATES = ("Swish", "Gelu", "ErfGelu", "Relu", "Square")
+REALS = (ov.Type.f16, ov.Type.f32, ov.Type.f64)  # that NumPy has too
 JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES, "LogSumExp")
 OPERATIONS = (*JOBS, *NORMS, "Add", "Multiply", "Rotate", "Store")
 """Each has a function of this name in the compiled code. Threads share JOBS."""
@@ -129,6 +130,7 @@ def _bounded(steps: list[Step]) -> Segment:
     layout = [source for step in steps if step.attention for source in step.attention.layout]
     values = [source for step in steps for source in step.sources]
     sources = {key_of(source): source for source in (*layout, *values)}
+    inside -= inner.keys() & sources.keys()
     outputs = [step for step in steps if not _readers(step.node) <= inside]
     inputs = {key: source for key, source in sources.items() if key not in inside}
     return Segment(steps=steps, inputs=inputs, outputs=outputs)
@@ -254,6 +256,9 @@ def _step(
 def _gate(node: ov.Node) -> str:
     """Which of GATES `node` computes of each value; none for other nodes."""
     kind, further = node.get_type_name(), [*map(_number, node.input_values()[1:])]
+    shapes = [value.get_partial_shape() for value in (*node.input_values()[:1], node.output(0))]
+    if shapes[0] != shapes[-1]:
+        return ""  # an exponent of more axes
     if kind == "Gelu":
         tanh = node.get_attributes()["approximation_mode"].upper() == "TANH"
         return "Gelu" if tanh else "ErfGelu"
@@ -328,12 +333,13 @@ def _log_sum(node: ov.Node) -> Step | None:
     if not size or size % LANES:
         return None
     *rows, last = x.get_partial_shape()
+    per_row = ov.PartialShape([*rows, ov.Dimension(1)])
     if (
         last != size
         or largest.get_type_name() != "ReduceMax"
         or key_of(largest.input_value(0)) != key_of(x)
         or key_of(node.input_value(1)) != key_of(top)
-        or node.get_output_partial_shape(0) != ov.PartialShape([*rows, ov.Dimension(1)])
+        or any(part.get_output_partial_shape(0) != per_row for part in (node, chain[2], largest))
     ):
         return None
     inner = {value.get_name(): value for value in (*chain[1:], largest)}
@@ -347,7 +353,7 @@ def _is_constant(output: ov.Output) -> bool:
 def _floats(output: ov.Output) -> np.ndarray | None:
     """The values of a constant, float32 [..., 1 or more]; None for anything else."""
     node = source_of(output.get_node(), "Convert")
-    if node.get_type_name() != "Constant" or not node.get_element_type().is_real():
+    if node.get_type_name() != "Constant" or node.get_element_type() not in REALS:
         return None
     return np.atleast_1d(node.get_tensor_view().data.astype(np.float32))
 

@@ -260,7 +260,9 @@ def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
         else:
             sizes = [0] * (rank - 2) + [outputs // width, end - begin]
             made = ops.reshape(made, sizes, True)
-    return made
+    before, after = list(shape)[:-1], list(made.get_output_partial_shape(0))[:-1]
+    same = [old.is_dynamic or old == new for old, new in zip(before, after, strict=True)]
+    return made if all(same) else None  # a view of other axes
 
 
 def _last(output: ov.Output) -> int | None:
