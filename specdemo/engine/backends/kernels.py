@@ -246,25 +246,25 @@ def _weights(node: ov.Node) -> Weights | None:
     constants = [constant for constant in (stored, scale, zero) if constant is not None]
     if any(constant.get_type_name() != "Constant" for constant in constants):
         return None
-    form, (*apart, _) = FORMS.get(stored.get_element_type()), [*stored.get_output_shape(0)] or [0]
-    per_group = [*apart, 1]  # not of each column, which the same number of values could be
-    if form is None or not apart or scale.get_element_type() != ov.Type.f16:
+    *groups, _ = list(stored.get_output_shape(0)) or [0]
+    form, per_group = FORMS.get(stored.get_element_type()), [*groups, 1]
+    # Scales of each column may be as many as those of each group.
+    if form is None or not groups or list(scale.get_output_shape(0)) != per_group:
         return None
-    if [*scale.get_output_shape(0)] != per_group:
+    if scale.get_element_type() != ov.Type.f16:
         return None
-    (bits, flipped, moved), rows = form, apart[0]
-    groups = int(np.prod(apart)) // rows
+    (bits, flipped, moved), rows = form, groups[0]
     raw = raw_bytes(stored.get_tensor_view())
-    scales = scale.get_tensor_view().data.reshape(rows, groups)
+    scales = scale.get_tensor_view().data.reshape(rows, -1)
     zeros = np.zeros(1, np.int16) if zero is None else _integers(zero)
     if zeros is None or raw.size * 8 % (rows * bits):
         return None
+    if zero is not None and zeros.size > 1 and list(zero.get_output_shape(0)) != per_group:
+        return None
     zeros = zeros + moved
-    if np.abs(zeros + 0.5).max() > 128:  # beyond 8 bits
+    if zeros.min() < -128 or zeros.max() > 127:
         return None
-    if zero is not None and zeros.size > 1 and [*zero.get_output_shape(0)] != per_group:
-        return None
-    zeros = np.broadcast_to(zeros.reshape(-1, groups) if zeros.size > 1 else zeros, scales.shape)
+    zeros = np.broadcast_to(zeros.reshape(rows, -1) if zeros.size > 1 else zeros, scales.shape)
     return Weights(raw.reshape(rows, -1), bits, scales, zeros.astype(np.int8), flipped)
 
 
