@@ -10,11 +10,9 @@ import threading
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from threading import Event
 
 import pytest
 from conftest import python
-from helpers import until
 from hub_server import COMMIT, Hub, decoder_files, is_binary
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,10 +21,9 @@ from toy_session import ToySession
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
 from specdemo.host import hardware
-from specdemo.host.terminal import Meter, Progress, watched
+from specdemo.host.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
-from specdemo.server.page import events
 from specdemo.server.page.model_menu import AUTO, ModelMenu
 from specdemo.server.page.service import Service
 
@@ -176,25 +173,6 @@ def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_hom
 
 
 # While it loads
-
-
-def test_a_question_asked_meanwhile_shows_what_is_being_done_and_is_answered():
-    go = threading.Event()
-
-    def opener(pair, report):
-        report(Progress("Compiling: 1,200 of 2,780 MB, 220.0 MB/s, 00:07 left"))
-        go.wait()
-        return ToySession()
-
-    service = Service(ModelChoice("dolly-3b-int4"), opener)
-    service.start()
-    menu = ModelMenu(ModelChoice("dolly-3b-int4"), shared=True)
-    values, messages = {"question": "one two", "pair": "dolly-3b-int4"}, []
-    race = events.run(events.race, service, menu, values, Event())
-    threading.Thread(target=messages.extend, args=[race], daemon=True).start()
-    until(lambda: "00:07 left. Your question is answered next." in "".join(messages))
-    go.set()
-    until(lambda: '"done"' in messages[-1])
 
 
 def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():

@@ -51,13 +51,13 @@ def answer(service: Service, question: Question) -> None:
         list(session.ask(question))
 
 
-def race(service: Service, question: str, stop: Event | None = None) -> Iterator[dict]:
+def race(service: Service, question: str) -> Iterator[dict]:
     """The messages of a race, as they come from its thread."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
     menu, messages = ModelMenu(EMBEDDED, shared=False), SimpleQueue()
 
     def run() -> None:
-        for text in events.run(events.race, service, menu, values, stop or Event()):
+        for text in events.run(events.race, service, menu, values, Event()):
             messages.put(text)
         messages.put("null")
 
@@ -225,19 +225,6 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
         assert waiting["note"] == "In the queue, 2 requests ahead; about 8 s"
         session.resume()
         assert list(seen)[-1]["phase"] == "done"
-
-
-def test_leaving_the_page_stops_its_run_within_a_round(toy, service):
-    toy.pause(3)
-    stop = Event()
-    seen = race(service, "word " * 30, stop)
-    next(one for one in seen if one.get("rounds"))
-    until(lambda: not toy.target.gate.is_set())
-    stop.set()
-    toy.resume()
-    assert list(seen)[-1]["phase"] == "stopped"
-    assert toy.forwards <= 4
-    assert toy.activity.active == service.visitors == 0
 
 
 # Figures for monitors
