@@ -78,13 +78,6 @@ def complete(client):
     return partial(client.completions.create, model="Scripted-1")
 
 
-@pytest.fixture(scope="module")
-def complete_really(session):
-    """Asks the Llama-shaped pair."""
-    with served(session) as server:
-        yield partial(client_of(server).completions.create, model="tiny-llama")
-
-
 def prompt_of(toy: ToySession) -> tuple[int, ...]:
     """The latest."""
     return toy.questions[-1].prompt
@@ -217,15 +210,16 @@ def test_the_first_answer_to_a_prompt_reads_it_and_half_the_places_are_left_to_o
     assert "prompt" in options or all(made > forwards for made, _ in toy.begun[1:])
 
 
-def test_several_answers_are_those_of_single_requests(complete_really):
+def test_several_answers_are_those_of_single_requests(session):
     both = ["Explain the difference between fission and fusion", "List five fruits."]
-    how = {"max_tokens": 12, "temperature": 1}
-    together = complete_really(prompt=both, n=2, seed=3, **how).choices
-    alone = [
-        complete_really(prompt=prompt, seed=seed, **how).choices[0].text
-        for prompt in both
-        for seed in (3, 4)
-    ]
+    how = {"model": "tiny-llama", "max_tokens": 12, "temperature": 1}
+    with served(session) as server:
+        complete = partial(client_of(server).completions.create, **how)
+        together = complete(prompt=both, n=2, seed=3).choices
+        alone = [
+            complete(prompt=prompt, seed=seed).choices[0].text
+            for prompt, seed in product(both, (3, 4))
+        ]
     assert [choice.text for choice in together] == alone
 
 
@@ -357,23 +351,6 @@ def test_special_tokens_of_a_raw_prompt_are_parsed_and_suffix_makes_them(filling
         first, second = (question.prompt for question in filling.questions)
     assert first == second == tuple(encode(written)) and len(first) == 6
     assert filling.questions[0].continues and not filling.questions[1].continues
-
-
-def test_the_likelihood_of_an_echo_is_that_of_the_answer(complete_really):
-    how = {"temperature": 0, "logprobs": 2}
-    prompt = [5, 6, 7, 8]
-    made = complete_really(prompt=prompt, max_tokens=8, **how).choices[0].logprobs
-    trace = complete_really(
-        prompt=prompt, max_tokens=8, temperature=0, extra_body={"speculative": {"trace": True}}
-    ).model_extra["speculative"]["trace"]
-    answer = list(from_json(json.dumps(trace)).token_ids)
-    [choice] = complete_really(prompt=prompt + answer, max_tokens=1, echo=True, **how).choices
-    echo = choice.logprobs
-    assert echo.token_logprobs[0] is None and len(echo.tokens) == len(prompt) + 9
-    assert echo.tokens[4:12] == made.tokens
-    assert echo.token_logprobs[4:12] == pytest.approx(made.token_logprobs, abs=0.05)
-    pairs = zip(made.top_logprobs, made.tokens, strict=True)
-    assert all(likely[text] == max(likely.values()) for likely, text in pairs), "it is greedy"
 
 
 def test_an_answer_that_has_ended_waits_for_slower_ones(client, toy, monkeypatch):
