@@ -295,12 +295,16 @@ def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path
         ("os.kill(os.getpid(), 9)", "killed (signal 9), which usually means that memory ran out"),
         ("raise OSError(28, 'No space left on device')", "is full; free some space"),
         ("raise ValueError('no such layer')", "no such layer"),
+        ("import openvino_telemetry", "openvino_telemetry"),  # it sends no statistics
+        ("sys.exit(' '.join(sys.argv[1:]))", "a b c"),
     ],
 )
-def test_a_conversion_that_fails_says_why(tmp_path, monkeypatch, program, words):
-    (tmp_path / "conversion.py").write_text(f"import os\n{program}")
+def test_a_conversion_gets_its_arguments_and_says_why_it_fails(
+    tmp_path, monkeypatch, program, words
+):
+    (tmp_path / "conversion.py").write_text(f"import os, sys\n{program}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert words in exporting.run_module("conversion", [], tmp_path)
+    assert words in exporting.run_module("conversion", ["a", "b c"], tmp_path)
 
 
 def test_a_conversion_reads_no_byte_order_marks_and_leaves_nothing_on_a_full_disk(

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, python
 
-from specdemo.convert import exporting
 from specdemo.host import hardware
 
 INTERRUPTED_IMPORT = """
@@ -115,18 +114,6 @@ def test_statistics_are_switched_on_by_a_variable_only():
     code = "import sys, specdemo; print('openvino_telemetry' in sys.modules)"
     assert python("-c", code).stdout == "True\n"
     assert python("-c", code, SPECDEMO_TELEMETRY="1").stdout == "False\n"
-
-
-def test_an_exporter_in_a_process_of_its_own_gets_its_arguments_and_sends_none(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for code, error in (
-        ("import sys, openvino_telemetry", "openvino_telemetry"),
-        ("import sys; sys.exit(' '.join(sys.argv[1:]))", "a b c"),
-    ):
-        (tmp_path / "probe.py").write_text(code)
-        assert error in exporting.run_module("probe", ["a", "b c"], tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
