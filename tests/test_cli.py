@@ -76,14 +76,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, argument
 
 
 def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    for command, code, message in (
-        (lambda: 1 // 0, 1, "specdemo: unexpected ZeroDivisionError: .* shows where"),
-        (interrupt, 130, "specdemo: interrupted"),
+    for error, code, message in (
+        (ValueError("\x1b[2J"), 1, r"specdemo: unexpected ValueError: \\x1b\[2J.* shows where"),
+        (KeyboardInterrupt, 130, "specdemo: interrupted"),
     ):
-        monkeypatch.setattr(hardware, "memory_bytes", command)
+        monkeypatch.setattr(hardware, "memory_bytes", Mock(side_effect=error))
         assert cli.main(["pairs"]) == code
         assert re.match(message, capsys.readouterr().err.strip())
 
@@ -131,12 +128,6 @@ def test_run_prints_the_answer_and_its_figures_and_writes_a_trace(loaded, capsys
 def test_an_error_that_quotes_a_file_from_elsewhere_is_one_line_without_escape_sequences():
     error = BadInput("broken.gguf has \x1b[2J\r\nOK\u2028 \x9b\u202e, which \u65e5\u672c has not.")
     assert str(error) == r"broken.gguf has \x1b[2J\r\nOK\u2028 \x9b\u202e, which 日本 has not."
-
-
-def test_an_error_of_a_strangers_template_brings_no_escape_sequence(capsys, monkeypatch):
-    monkeypatch.setattr(run, "load_pair", Mock(side_effect=BadInput("\x1b]0;title\x07 refused")))
-    assert cli.main(["run", QUESTION]) == 2
-    assert capsys.readouterr().err == "specdemo: \\x1b]0;title\\x07 refused\n"
 
 
 def test_run_reads_the_question_from_standard_input_and_prints_the_answer_alone(
