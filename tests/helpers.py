@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from specdemo.engine.messages import DraftToken, EmittedToken, Round
-from specdemo.pairs.registry import PairInfo
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
@@ -78,6 +78,16 @@ def served(
         yield SimpleNamespace(url=url)
 
 
+def service_of(session, *limits):
+    """A page's service whose session is `session`, ready."""
+    from specdemo.server.page.service import Service
+
+    pair = ModelChoice("embedded")
+    service = Service(pair, lambda pair, report: session, *limits)
+    assert [state.kind for state in service.states(pair)][-1] == "ready"
+    return service
+
+
 def page_application(service, menu=None, download=None, *, key: str | None = None):
     """The application of a page for a service, shared by strangers unless `menu` says otherwise;
     and its guard."""
@@ -129,6 +139,14 @@ def fake_peer(
         offers=frozenset({"batch"}),
         **{"name": "fake", "variant": "kind", "properties": {}, **fields},
     )
+
+
+def paths(node, path=()):
+    """The keys to every value inside of dicts and lists."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield *path, key
+        if isinstance(value, dict | list):
+            yield from paths(value, (*path, key))
 
 
 _CHATML = (

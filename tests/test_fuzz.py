@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
-from helpers import race_trace
+from helpers import paths, race_trace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
@@ -78,15 +78,6 @@ def parses_or_says(text: str | bytes) -> Trace | None:
         return None
     assert from_json(trace.to_json()) == trace
     return trace
-
-
-def paths(node, path=()):
-    """The keys to every value inside a trace."""
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    for key, value in items:
-        yield *path, key
-        if isinstance(value, dict | list):
-            yield from paths(value, (*path, key))
 
 
 @fuzz(st.sampled_from(list(paths(json.loads(SAMPLE)))), st.just("deleted") | JSON)

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from helpers import page_application, page_server, running
+from helpers import page_application, page_server, running, service_of
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -24,16 +24,13 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from toy_session import ToySession
 
-from specdemo.pairs.registry import ModelChoice
 from specdemo.server import request_guard, web_server
 from specdemo.server.page import routes
-from specdemo.server.page.service import Service
 from specdemo.server.request_guard import RequestGuard
 from specdemo.server.server_options import ServerOptions
 from specdemo.server.web_server import Server, bound_socket
 
 JSON = {"Content-Type": "application/json"}
-EMBEDDED = ModelChoice("embedded")
 
 
 def app_of(guard: RequestGuard, answer) -> Starlette:
@@ -448,9 +445,7 @@ def test_a_second_signal_ends_a_server_at_once(serving):
 @pytest.fixture(scope="module")
 def application():
     """A page and its guard. The figures need the key s3cret."""
-    service = Service(EMBEDDED, lambda pair, report: ToySession())
-    service.start()
-    list(service.states(EMBEDDED))
+    service = service_of(ToySession())
     return page_application(service, key="s3cret"), service
 
 

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import httpx
 import openai
 import pytest
-from helpers import CHATML, served, until
+from helpers import CHATML, paths, served, until
 from pydantic import ValidationError
 from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
@@ -637,21 +637,13 @@ MANY = 20_000
 WRONG = [*([value] * MANY for value in (1, True, {}, [])), dict.fromkeys(map(str, range(MANY)), 1)]
 
 
-def places(node, path=()):
-    """The keys to every value of a body."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        yield *path, key
-        if isinstance(value, dict | list):
-            yield from places(value, (*path, key))
-
-
 @pytest.mark.parametrize("wrong", WRONG, ids=["ints", "bools", "objects", "lists", "fields"])
 @pytest.mark.parametrize(
     ("kind", "whole"),
     [(ChatRequest, WHOLE), (CompletionRequest, {"model": "Scripted-1", "prompt": [[1], "a"]})],
 )
 def test_many_wrong_values_are_few_errors_wherever_they_are(kind, whole, wrong):
-    for *path, key in places(whole):
+    for *path, key in paths(whole):
         body = json.loads(json.dumps(whole))
         reduce(getitem, path, body)[key] = wrong
         with suppress(BadInput):

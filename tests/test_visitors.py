@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from helpers import page_application, page_server, until
+from helpers import page_application, page_server, service_of, until
 from test_page_parts import SAVED
 from toy_session import ToySession, toy_clock
 
@@ -32,13 +32,6 @@ from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits
 from specdemo.server.page.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
-
-
-def service_of(session: ToySession, limits: VisitorLimits = LIMITS) -> Service:
-    """A service whose session is `session`, ready."""
-    service = Service(EMBEDDED, lambda pair, report: session, limits)
-    assert [state.kind for state in service.states(EMBEDDED)][-1] == "ready"
-    return service
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 import httpx
-from helpers import page_application, running, served
+from helpers import page_application, running, served, service_of
 from toy_session import ToySession
 
-from specdemo.pairs.registry import ModelChoice, PairInfo
+from specdemo.pairs.registry import PairInfo
 from specdemo.server.page import routes
-from specdemo.server.page.service import Service, VisitorLimits
+from specdemo.server.page.service import VisitorLimits
 from specdemo.server.web_server import Server
 
 SECONDS = os.environ.get("HOSTILE_SECONDS", "30")
-EMBEDDED = ModelChoice("embedded")
+
 INFO = PairInfo("scripted", "Scripted-1", None, "abc123", "", "exact")
 
 
@@ -46,10 +46,7 @@ def test_the_api_never_fails_on_what_it_is_sent(embedded_pair):
 
 def test_the_page_never_fails_on_what_it_is_sent(tmp_path, capfd):
     limits = VisitorLimits(at_once=1000, per_minute=10**6)
-    service = Service(EMBEDDED, lambda pair, report: ToySession("One two "), limits)
-    service.start()
-    list(service.states(EMBEDDED))
-    app, guard = page_application(service)
+    app, guard = page_application(service_of(ToySession("One two "), limits))
     with running(Server(app, guard, 1)) as url:
         schema = asyncio.run(described(app.routes[-1].app))
         (tmp_path / "openapi.json").write_text(json.dumps(schema))
