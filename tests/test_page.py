@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 import pytest
 from conftest import open_embedded
-from helpers import at_pace, page_server, race_trace, until
+from helpers import at_pace, page_server, race_trace, service_of, until
 from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
 
@@ -148,19 +148,14 @@ def session():
 @pytest.fixture(scope="module")
 def url(session):
     limits = VisitorLimits(per_minute=10_000, race_seconds=0.01)
-    service = Service(ModelChoice("embedded"), lambda pair, report: session, limits)
-    service.start()
-    with page_server(service) as url:
+    with page_server(service_of(session, limits)) as url:
         yield url + "/"
 
 
 @pytest.fixture(scope="module")
 def real_url(embedded_pair):
     """Address of a page with the embedded pair."""
-    limits, choice = VisitorLimits(race_seconds=0), ModelChoice("embedded")
-    service = Service(choice, lambda pair, report: open_embedded(embedded_pair), limits)
-    service.start()
-    list(service.states(choice))
+    service = service_of(open_embedded(embedded_pair), VisitorLimits(race_seconds=0))
     with page_server(service) as url:
         yield url + "/"
 
