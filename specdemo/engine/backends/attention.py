@@ -84,8 +84,8 @@ def _is_plain(node: ov.Node) -> bool:
     """Whether a token attends to tokens up to its own with nothing added to their scores."""
     key_heads, value_heads, size, value_size = _sizes(node)
     values = node.input_values()
-    scale, window, slopes = values[9:12]
-    empty = [slopes, *values[20:21]]
+    scale, window = map(number, values[9:11])
+    added = [value.get_partial_shape() for value in (values[11], *values[20:21])]
     if not key_heads == value_heads > 0 or not size == value_size > 0 or size % TILE:
         return False
     queries, keys, read = map(token_width, values[:3])
@@ -94,9 +94,10 @@ def _is_plain(node: ov.Node) -> bool:
         and queries % (key_heads * size) == 0
         and keys == read == key_heads * size
         and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
-        and None not in map(number, (scale, window))
-        and (number(window) or 0.0) >= 0
-        and all(0 in list(extra.get_shape()) for extra in empty)
+        and scale is not None
+        and window is not None
+        and window >= 0
+        and all(shape.is_static and 0 in shape.to_shape() for shape in added)
     )
 
 

@@ -184,7 +184,8 @@ def write_program(segment: Segment, matrices: dict[str, Matrix]) -> Program:
             other, constant = constant, constant + 1
         ended = [key for key in dict.fromkeys(keys) if not uses[key] and slots[key] > rounded]
         # Attention begins to write before it has read its queries.
-        early = {"Attend": keys[1:], "Rotate": keys[:1]}.get(step.operation, keys)
+        later = [key for key in keys if key != keys[0]]
+        early = {"Attend": later, "Rotate": keys[:1]}.get(step.operation, keys)
         free += [slots[key] for key in ended if key in early]
         if step.name not in slots:
             fitting = (slot for slot in free if program.registers[slot - rounded] == 4 * width)
