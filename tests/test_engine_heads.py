@@ -279,7 +279,7 @@ def test_chains_of_several_requests_and_rows_written_anew_are_those_of_the_refer
             for number, reply in zip(asked, head.forward([runs[n] for n in asked]), strict=True):
                 found[number].append(reply.rows[0].copy())
                 token = chains[number][depths[number] : depths[number] + 1]
-                state = reply.last().state
+                state = reply.last_state()
                 runs[number] = Run(sequences[number], token, 1, True, chained=state)
         for text, sequence, chain, rows in zip(texts, sequences, chains, found, strict=True):
             expected = text.expected(sequence.length - DEPTH, chain)

@@ -374,7 +374,6 @@ class _Recorded:
 
     tokens: list[int]
     chance: float = 0.5
-    state: None = None
 
     def part(self, begin: int, end: int) -> _Recorded:
         return _Recorded(self.tokens[begin:end], self.chance)
@@ -391,8 +390,8 @@ class _Recorded:
     def states(self, count: int) -> np.ndarray:
         return np.zeros((count, 0), np.float32)
 
-    def last(self) -> _Recorded:
-        return self
+    def last_state(self) -> None:
+        return None
 
 
 @checked(frozen=True, slots=True, config=CONFIG)
