@@ -180,6 +180,7 @@ def test_logits_are_those_of_torch_in_any_forward_and_answers_those_without_a_dr
     assert any(round_.drafted for round_ in drafted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "own", "whole"),
     [
@@ -272,6 +273,7 @@ def file(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rope__scale_linear", "rope__scaling__factor"])
 def test_a_factor_of_positions_without_a_type_is_linear_as_in_llama_cpp(tmp_path, name):
     path, model = tmp_path / "scaled.gguf", tiny_gguf.torch_model("llama")
@@ -467,6 +469,7 @@ def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(file, tmp
 # What the engine needs of these graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computed_by", ["plugin", "kernels"])
 def test_a_sliding_window_is_exact_across_its_edge(tmp_path, monkeypatch, computed_by):
     """In sizes, after rollback, on a shared prefix, and in a batch; the window is not a multiple of
