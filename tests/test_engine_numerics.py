@@ -661,6 +661,17 @@ def test_weights_with_other_scales_or_zeros_stay_with_the_plugin(code, kind, sca
     assert segments_in(in_kernels([product], [x])) == 0
 
 
+def test_only_a_short_expression_of_single_numbers_is_computed_as_one():
+    """Not what would fill the memory, or take 2 ** 60 steps."""
+    window = ops.multiply(ops.constant(np.int32(19)), ops.constant(np.int32(-1)))
+    assert graph.number(window.output(0)) == -19
+    filled = ops.broadcast(np.float32(1), np.array([1 << 40], np.int64))
+    assert graph.number(ops.reduce_sum(filled, [0]).output(0)) is None
+    for _ in range(60):
+        window = ops.add(window, window)
+    assert graph.number(window.output(0)) is None
+
+
 VIEWS = {
     "joined tokens": lambda x: ops.reshape(x, [-1, 128], False),
     "a number of tokens": lambda x: ops.reshape(x, [4, 64], False),

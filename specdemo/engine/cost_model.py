@@ -73,7 +73,9 @@ class CostModel:
             self._work[size] = stayed + seconds if size >= tokens else math.inf
         lowest = min(self._work.values())
         self._work = {size: work - lowest for size, work in self._work.items()}
-        return min(self._work, key=lambda size: self._work[size] + self._change_to(size))
+        return min(
+            self._work, key=lambda size: self._work[size] + self.change * (size != self.last)
+        )
 
     def record(self, size: int, seconds: float, attended: int = 0) -> None:
         """A forward of `size` tokens took `seconds`. `attended` adds up the context tokens of all
@@ -137,9 +139,6 @@ class CostModel:
         one of `tokens` tokens does without."""
         row = self._row
         return max(int(tokens / (1 + self.attention * context / row)), 2) if row else tokens
-
-    def _change_to(self, size: int) -> float:
-        return self.change if size != self.last else 0.0
 
     def _sum_up(self) -> None:
         """What is read of T many times a round: `_least`, the seconds of the fastest size for 0, 1,

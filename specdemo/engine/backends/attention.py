@@ -96,7 +96,7 @@ def _is_plain(node: ov.Node) -> bool:
         and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
         and scale is not None
         and window is not None
-        and window >= 0
+        and 0 <= window <= ALL_TOKENS
         and all(shape.is_static and 0 in shape.to_shape() for shape in added)
     )
 

@@ -303,18 +303,22 @@ def integer(output: ov.Output) -> int | None:
     return int(node.get_tensor_view().data.reshape(-1)[0])
 
 
-def number(output: ov.Output) -> float | None:
-    """The value of a short expression of constants with one element; None for anything else."""
-    value = _folded(output)
-    return float(value.data.item()) if value and value.size == 1 else None
+def number(output: ov.Output, depth: int = 8) -> float | None:
+    """The value of an expression of constants with one element each, which has at most `depth`
+    nodes one behind the other; None for anything else."""
+    value = _folded(output, depth)
+    return None if value is None else float(value.data.item())
 
 
-def _folded(output: ov.Output) -> ov.Tensor | None:
+def _folded(output: ov.Output, depth: int) -> ov.Tensor | None:
     node, operands = output.get_node(), []
+    shapes = [part.get_partial_shape() for part in node.outputs()]
+    if any(shape.is_dynamic or np.prod(shape.to_shape()) != 1 for shape in shapes):
+        return None
     if node.get_type_name() == "Constant":
         return node.get_tensor_view()
-    for source in node.input_values():
-        if (value := _folded(source)) is None:
+    for source in node.input_values() if depth else ():
+        if (value := _folded(source, depth - 1)) is None:
             return None
         operands.append(value)
     values = [ov.Tensor(part.get_element_type(), part.get_shape()) for part in node.outputs()]

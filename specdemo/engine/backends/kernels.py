@@ -246,10 +246,13 @@ def _weights(node: ov.Node) -> Weights | None:
     constants = [constant for constant in (stored, scale, zero) if constant is not None]
     if any(constant.get_type_name() != "Constant" for constant in constants):
         return None
-    *groups, _ = list(stored.get_output_shape(0)) or [0]
-    form, per_group = FORMS.get(stored.get_element_type()), [*groups, 1]
+    shape, form = list(stored.get_output_shape(0)), FORMS.get(stored.get_element_type())
+    if form is None or len(shape) < 2 or 0 in shape:
+        return None
+    *groups, _ = shape
+    per_group = [*groups, 1]
     # Scales of each column may be as many as those of each group.
-    if form is None or not groups or list(scale.get_output_shape(0)) != per_group:
+    if list(scale.get_output_shape(0)) != per_group:
         return None
     if scale.get_element_type() != ov.Type.f16:
         return None
