@@ -14,7 +14,7 @@ ARGS ?=
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
-	@echo "make check   style, types and unit tests, without models, browser or training"
+	@echo "make check   style, types and unit tests, without models, servers, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
 	@echo "make test-hostile   attackers, floods and faults, seventeen minutes"
 	@echo "make space   what a Space gets, in build/space"

@@ -266,7 +266,7 @@ def round_weights(model, four: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
+def tiny_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "tiny-Q8_0.gguf"
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(path, model, "llama", Type.Q8_0, llama__rope__scaling__type="none")
@@ -296,10 +296,10 @@ def test_rows_that_are_zero_or_tiny_give_finite_weights(bits):
 
 @pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
 def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
-    file, tmp_path, monkeypatch, memory, four
+    tiny_file, tmp_path, monkeypatch, memory, four
 ):
     monkeypatch.setattr("specdemo.convert.exporting.memory_bytes", lambda: memory)
-    export(file, tmp_path / "ir", "auto")
+    export(tiny_file, tmp_path / "ir", "auto")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
     kinds = [
         node.get_element_type() for node in model.get_ops() if node.get_type_name() == "Constant"
@@ -307,21 +307,23 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     assert ov.Type.i8 in kinds and (ov.Type.i4 in kinds) == four
 
 
-def test_the_command_exports_a_file(file, tmp_path, capsys):
-    assert cli.main(["export", str(file), str(tmp_path / "out"), "--weight-format", "int4"]) == 0
+def test_the_command_exports_a_file(tiny_file, tmp_path, capsys):
+    assert (
+        cli.main(["export", str(tiny_file), str(tmp_path / "out"), "--weight-format", "int4"]) == 0
+    )
     assert "holds the IR of tiny-Q8_0 (int4)" in capsys.readouterr().out
     assert paged_logits(opened(tmp_path / "out" / ir.MODEL), IDS).shape[-1] > 256
     assert cli.main(["export", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
 
 
-def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
+def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
     parts = sorted(tmp_path.glob("*.gguf"))
     assert [path.name for path in parts] == [
         f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)
     ]
-    export(file, tmp_path / "whole", "int8")
+    export(tiny_file, tmp_path / "whole", "int8")
     export(parts[1], tmp_path / "joined", "int8")
     for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
         assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -435,8 +437,8 @@ def reference_tokenizer(pre: str):
     return tokenizer
 
 
-def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path):
-    gguf_file.write_tokenizer(gguf_file.read(file), tmp_path)
+def test_the_files_template_asks_without_thinking_unless_told_to(tiny_file, tmp_path):
+    gguf_file.write_tokenizer(gguf_file.read(tiny_file), tmp_path)
     template = chat_template(tmp_path)
     assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
@@ -448,8 +450,8 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.CONTROL])
-def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(file, tmp_path, kind):
-    read = gguf_file.read(file)
+def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(tiny_file, tmp_path, kind):
+    read = gguf_file.read(tiny_file)
     tokens, kinds = (read.fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
     start, end, think = map(tokens.index, ("<|im_start|>", "<|im_end|>", tiny_gguf.ADDED))
     kinds[start] = kinds[end] = kind
@@ -539,8 +541,8 @@ def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_its_tex
     assert abs(rows - beyond.numpy()).max() > 0.1  # the long factors, which would change the cache
 
 
-def test_recurrent_layers_are_refused_in_one_sentence(file, tmp_path):
-    export(file, tmp_path / "ir", "int8")
+def test_recurrent_layers_are_refused_in_one_sentence(tiny_file, tmp_path):
+    export(tiny_file, tmp_path / "ir", "int8")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
     first = ops.constant(np.zeros((1, 8, 4), np.float32))
     state = ops.read_value(first, "ssm", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
@@ -638,9 +640,9 @@ DAMAGED = "damaged or truncated"
 
 
 @pytest.fixture(scope="module")
-def sources_folder(file, tmp_path_factory) -> Path:
+def sources_folder(tiny_file, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
-    shutil.copyfile(file, folder / GGUF)
+    shutil.copyfile(tiny_file, folder / GGUF)
     tiny_gguf.write(folder / QWEN3, tiny_gguf.torch_model("qwen3"), "qwen3")
     model = tiny_gguf.torch_model("gptneox", vocab_size=1000)
     tiny_gguf.saved(folder / "model", model, "float32", shard="1GB")
@@ -741,9 +743,9 @@ def test_parts_that_are_not_there_are_not_looked_for(tmp_path, monkeypatch):
     assert len(tried) == 2
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_noticed(file, tmp_path, monkeypatch):
+def test_a_file_that_is_replaced_while_it_is_read_is_noticed(tiny_file, tmp_path, monkeypatch):
     path = tmp_path / "own.gguf"
-    path.write_bytes(file.read_bytes())
+    path.write_bytes(tiny_file.read_bytes())
     read = weights.Tensor.read
 
     def replacing(*arguments):
@@ -756,10 +758,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(file, tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(file, tmp_path):
+def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(tiny_file, tmp_path):
     for path in ("tiny.GGUF", "folder/tiny.gguf", "5f7c"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, tmp_path / path)
+        shutil.copyfile(tiny_file, tmp_path / path)
     for given, path in (
         ("tiny.GGUF", "tiny.GGUF"),
         ("folder", "folder/tiny.gguf"),
@@ -772,8 +774,8 @@ def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(file, 
         sources.source_of(str(tmp_path), "model", "int8")
 
 
-def test_an_adapter_is_called_one(file):
-    adapter = replace(gguf_file.read(file), fields={"general.type": "adapter"})
+def test_an_adapter_is_called_one(tiny_file):
+    adapter = replace(gguf_file.read(tiny_file), fields={"general.type": "adapter"})
     with pytest.raises(BadInput, match=r"^tiny-Q8_0.gguf is an adapter \(LoRA\), no model; merge"):
         gguf_file.decoder(adapter)
 

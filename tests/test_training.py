@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from specdemo.pairs.registry import choice_of, chosen_pair
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.training import data, network, steps
+from specdemo.training import data, steps
 from specdemo.training.data import Conversation
 from specdemo.training.recipe import TrainSettings
 
@@ -35,6 +36,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """Imports torch, which is needed by what `make check` leaves out alone."""
+    return import_module("specdemo.training.network")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +127,7 @@ def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch
         train(tmp_path / "other", start=embedded.DRAFT / "head.npz")
 
 
-def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_path):
+def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_path, network):
     import torch
 
     rng = np.random.default_rng(0)
@@ -149,7 +156,7 @@ def test_the_card_says_how_often_the_head_is_right(trained):
 
 
 def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
-    train, trained, tmp_path, monkeypatch
+    train, trained, tmp_path, monkeypatch, network
 ):
     class Interrupted(Exception):
         pass
@@ -202,7 +209,7 @@ def test_some_instructions_are_what_the_target_writes_in_a_users_place(target):
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
-def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape):
+def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape, network):
     import torch
 
     ours, theirs = (torch.ones(shape, requires_grad=True) for _ in range(2))
@@ -217,7 +224,7 @@ def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape):
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
 
 
-def test_the_gradient_of_the_loss_is_that_of_its_formula():
+def test_the_gradient_of_the_loss_is_that_of_its_formula(network):
     import torch
 
     generator = torch.Generator().manual_seed(0)
