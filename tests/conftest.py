@@ -41,7 +41,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 SLOW_FIXTURES = {"application", "browser", "embedded_pair", "one_thread"}
-SLOW_FIXTURES |= {"served", "serving", "tiny_file", "tiny_home"}
+SLOW_FIXTURES |= {"served", "server", "serving", "tiny_file", "tiny_home"}
 """Fixtures that build a page, start a browser or a server, load, make or export models, or train"""
 
 

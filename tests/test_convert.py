@@ -338,6 +338,7 @@ def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
 PRE_TOKENIZERS = ("qwen2", "gpt-2", "smollm", "refact", "llama-bpe", "smaug-bpe", "dbrx", "gpt-4o")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pre):
     path, model = tmp_path / "tiny.gguf", tiny_gguf.torch_model("llama")
