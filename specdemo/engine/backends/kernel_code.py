@@ -15,7 +15,7 @@ from llvmlite import binding, ir
 from .fusion import JOBS, ROUNDINGS
 from .kernel_attention import write_attend, write_rotate, write_store
 from .kernel_steps import write_gates, write_log_sum, write_operations, write_round, write_run
-from .tiles import BITS, LANES, ROWS, TILE
+from .tiles import BITS, LANES, ROWS, TILE, lines
 from .writer import FLOAT, I8, I16, I32, I64, INTS, NOTHING, POINTER, Writer, filled
 
 PARTS = 4  # of a thread's share of a product: another thread that is ready takes from them
@@ -95,9 +95,9 @@ class Kernels:
 
     def room(self, size: int) -> int:
         """The address of `size` bytes of memory, until the next call. Callers hold `lock`."""
-        if len(self._memory) < size + 64:
-            self._memory = np.empty(size + 64, np.uint8)
-            self._base = -(-self._memory.ctypes.data // 64) * 64
+        if len(self._memory) < size:
+            self._memory = lines(size)
+            self._base = self._memory.ctypes.data
         return self._base
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from ..faults import ModelError
 from .attention import Attention, remove_cache, take_attention
 from .fusion import Program, find_segments, write_program
 from .graph import products_by_input, raw_bytes, source_of, split_products
-from .tiles import Weights, pack
+from .tiles import LINE_BYTES, Weights, pack, room_for
 
 FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
 """Among the plugin's properties of a model stands what computes it where there are kernels."""
@@ -128,7 +128,7 @@ class BoundProgram:
         self._slots[first : self._registers] = constants
         # In lines of the processor's cache.
         *starts, self._row_bytes = accumulate(
-            (-(-size // 64) * 64 for size in program.registers), initial=0
+            (-(-size // LINE_BYTES) * LINE_BYTES for size in program.registers), initial=0
         )
         self._starts = np.array(starts, np.int64)
         self._arguments = self._steps.ctypes.data, len(self._steps), self._slots.ctypes.data
@@ -219,7 +219,8 @@ def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False)
     if only_whole and len(segments) > WHOLE:
         raise ModelError("The kernels compute this decoder in pieces; with VNNI the plugin does.")
     with ThreadPoolExecutor() as pool:
-        matrices = dict(zip(weights, pool.map(pack, weights.values()), strict=True))
+        packed = pool.map(pack, weights.values(), room_for(weights.values()))
+        matrices = dict(zip(weights, packed, strict=True))
     replaced: dict[str, ov.Output] = {}
     for segment in segments:
         inputs = [replaced.get(key, source) for key, source in segment.inputs.items()]
