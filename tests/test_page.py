@@ -466,6 +466,31 @@ def test_a_link_that_holds_no_run_says_so_in_one_sentence(open_tab, url):
         expect(tab.page.locator(".sd-origin")).to_contain_text("Recorded on")
 
 
+def test_drafts_race_as_the_run_on_show_was_asked_and_no_curve_is_cut(open_tab, url, session):
+    tab = open_tab(url)
+    drafts = tab.page.get_by_role("button", name="Race the drafts")
+    expect(drafts).to_be_hidden()  # the run on show was recorded on another machine
+    tab.ask("A longer question than the next one")
+    tab.finished()
+    tab.ask("Hi")
+    tab.finished()
+    tab.unfold("Settings")
+    tab.page.get_by_label("number input for Maximum tokens").fill("9")
+    tab.wait_for_link("max_new_tokens", "9")
+    asked = session.questions[-1].settings.max_new_tokens
+    drafts.click()
+    expect(tab.page.locator(".sd-status")).to_contain_text("Races with each drafter: ")
+    assert {one.settings.max_new_tokens for one in session.questions[-4:]} == {asked} != {9}
+    tab.page.locator(".sd-lay").first.click()
+    chart = "document.querySelector('.sd-chart')"
+    tab.page.wait_for_function(f"{chart}.data.at(-1).name.includes('longer')")
+    reached, top, name = tab.page.evaluate(
+        f"[{chart}.data.at(-1).y.at(-1), {chart}.layout.yaxis.range[1], {chart}.data.at(-1).name]"
+    )
+    assert reached < top
+    assert name.split(": ")[1] in tab.page.locator(".sd-visit-list button").first.inner_text()
+
+
 SHIFTS = """() => new Promise((resolve) => {
   const name = ({ node }) => (node?.className || node?.nodeName) + '';
   new PerformanceObserver(list => resolve(list.getEntries().filter(one => !one.hadRecentInput)

@@ -140,7 +140,7 @@ def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
         turn += 1
         ways.reverse()  # so that a drift of the machine's speed favours none
         yield message("drafts", drafts=_drafts(runs))
-    yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
+    yield message("done", f"Races with each drafter: {turn}. The median of each is drawn.")
 
 
 def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:

@@ -103,10 +103,11 @@ export const raceFigure = (run, overlays) => {
     (time, at) => `${plain(name)}: ${y[at]} tokens after ${seconds(time)}`)));
   const last = (curves) => Math.max(...curves.filter(Boolean).map(({ x }) => x.at(-1) ?? 0));
   const ends = last([spec, base, ...overlays]);
+  const most = Math.max(1, ...[spec, base, ...overlays].map((one) => one?.y.at(-1) ?? 1));
   const slowest = last([spec, ...repeated.flatMap((one) => [one.spec, one.base])]);
   const span = Math.max(ends, Math.min(slowest, MAX_ROOM * ends)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
-    yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
+    yaxis: { title: { text: "tokens" }, range: [0, 1.15 * most] },
     height: 225 + 20 * overlays.length, hovermode: "x", ...gap(spec, base, span),
   };
   return { data, layout, span };

@@ -69,11 +69,11 @@ const copyLink = async (withRun) => {
 
 const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf(message);
-  const { acceptance_rate: rate, speedup } = trace.summary, result = verdict.headline;
+  const { acceptance_rate: rate } = trace.summary, result = verdict.headline;
   const name = `\u2068${trace.instruction.slice(0, 28)}\u2069`;   // keeps Arabic apart from the figures
   const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}`
     + (rate == null ? "" : `, ${percent(rate)} accepted`);
-  const curves = [{ name: `${name}: ${speedup?.toFixed(2) ?? "-"} times`, times: shown.spec.x, tokens: shown.spec.y }];
+  const curves = [{ name: `${name}: ${result}`, times: shown.spec.x, tokens: shown.spec.y }];
   const lay = button("+", () => {
     lay.ariaPressed = String(lay.ariaPressed !== "true");
     race.overlay(lay, lay.ariaPressed === "true" && curves);
@@ -115,6 +115,7 @@ export const mountRace = (element) => {
     settled(message, watched) {
       explain(message);
       document.querySelector("#sd-settled")?.click();
+      if (watched) message.values = race.values;
       if (watched && message.trace.rounds.length) addRun(message);
     },
   });
@@ -134,9 +135,8 @@ export const mountRace = (element) => {
     race.find(".sd-verdict").scrollIntoView({ block: "nearest" });
     target.value = "";
   };
-  // Of the run that is shown: their curves are laid over its own.
-  const shown = () => ({ ...values(), ...(race.trace && { question: race.trace.instruction }) });
-  on("drafts", () => !isRunning() && stream("drafts", shown(), receive));
+  // Asked as the run that is shown was: their curves are laid over its own.
+  on("drafts", () => !isRunning() && stream("drafts", race.message.values, receive));
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
@@ -204,7 +204,7 @@ export const settings = (inputs, present) => {
 export const ask = (inputs, present) => {
   if (isRunning() || !race) return;
   settings(inputs, present);
-  Object.assign(race, { live: false, asked: values().question });
+  Object.assign(race, { live: false, asked: values().question, values: values() });
   receive({ phase: "loading", note: "Asking" });
   stream("race", values(), receive);
 };
