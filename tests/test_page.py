@@ -277,6 +277,7 @@ def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_ans
     for count in range(1, 4):
         tab.page.wait_for_function(f"window.seen.size >= {count}")
         session.step(2)
+    expect(tab.page.locator(".sd-figure .sd-exports")).to_be_hidden()  # of the run before
     tab.press("Stop")
     until(session.questions[-1].stop.is_set)
     session.resume()
@@ -561,7 +562,9 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
         axe_finds_nothing(tab)
 
 
-def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(open_tab, url):
+def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
+    open_tab, url, session
+):
     tab = open_tab(url, "drafter=model&draft_tokens=3")
     tab.tab("Benchmark")
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
@@ -570,7 +573,10 @@ def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
     expect(bars).to_have_count(len(ours))
     assert sorted(bar.split("  ")[0] for bar in bars.all_text_contents()) == sorted(ours)
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text(f"commit {recorded['commit']}")
+    session.pause(2)
     tab.press("Run the benchmark")
+    expect(tab.page.locator(".sd-bench .sd-exports")).to_be_hidden()  # there is no chart
+    session.resume()
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text("in 8 prompts")
     expect(tab.page.get_by_role("button", name="Stop the benchmark")).to_be_hidden()
     expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(10)
