@@ -574,12 +574,15 @@ def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
     assert sorted(bar.split("  ")[0] for bar in bars.all_text_contents()) == sorted(ours)
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text(f"commit {recorded['commit']}")
     session.pause(2)
-    tab.press("Run the benchmark")
+    run = tab.page.get_by_role("button", name="Run the benchmark")
+    run.press("Enter")
+    expect(tab.page.get_by_role("button", name="Stop the benchmark")).to_be_focused()
     expect(tab.page.locator(".sd-bench .sd-exports")).to_be_hidden()  # there is no chart
     session.resume()
     expect(tab.page.locator(".sd-bench-sentence")).to_contain_text("in 8 prompts")
     expect(tab.page.get_by_role("button", name="Stop the benchmark")).to_be_hidden()
     expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(10)
+    expect(run).to_be_focused()
     report = json.loads(tab.downloaded("JSON"))
     assert len(report["rows"]) == 10 and all(len(row["speedups"]) == 3 for row in report["rows"])
     assert tab.downloaded("CSV").count("\n") == 11
@@ -656,6 +659,10 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(ope
     tab.before = tab.page.evaluate("window.specdemo.race.run")
     press("Enter")
     tab.finished()
+    tab_to(".sd-drafts")
+    press("Enter")
+    expect(tab.page.locator(".sd-status")).to_contain_text("The median of each")
+    assert tab.page.evaluate(f"{focus}.id") == "sd-run", "what waits lost the focus"
     tab_to(".sd-back")
     press("Enter")
     press("Enter")
@@ -666,6 +673,22 @@ def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(ope
     tab_to(".sd-engineers summary")
     press("Enter")
     expect(tab.page.locator(".sd-who")).to_be_visible()
+    tab.press("As JSON: a novel of the sea")
+    tab_to("#sd-json")
+    press("Enter")
+    expect(tab.page.locator("#sd-json")).to_be_hidden()
+    assert tab.page.evaluate(f"{focus}.id") == "sd-run"
+    tab.tab("How it works")
+    tab_to(".sd-walk-next")
+    for _ in range(5):
+        press("Enter")
+    expect(tab.page.locator(".sd-walk-place")).to_have_text("Station 5 of 5")
+    expect(tab.page.locator(".sd-walk-next")).to_be_focused()
+    tab_to(".sd-ask-it")
+    tab.before = tab.page.evaluate("window.specdemo.race.run")
+    press("Enter")
+    tab.finished()
+    assert tab.page.evaluate(f"{focus}.id") == "sd-run"
 
 
 # A made-up run

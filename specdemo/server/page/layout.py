@@ -135,7 +135,9 @@ def _race_tab(
     for example, (text, wanted) in zip(examples, EXAMPLES.items(), strict=True):
         js = f"(schema) => [{json.dumps(text)}, {json.dumps(wanted)} || ({typed})]"
         example.click(None, schema, [question, schema], js=js, **PRIVATE)
-    chip.click(None, None, schema, js="() => ''", **PRIVATE)
+    # The chip is hidden then: without another place the focus would be lost.
+    emptied = "() => { document.querySelector('#sd-run').focus(); return ''; }"
+    chip.click(None, None, schema, js=emptied, **PRIVATE)
     labels = {name: item.label for name, item in inputs.items()} | {"question": False}
     known = [(name, label, defaults[name]) for name, label in labels.items()]
     remember, ask = (_called(name, known) for name in ("settings", "ask"))

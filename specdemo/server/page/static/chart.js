@@ -254,8 +254,10 @@ export const mountBenchmark = (root, values) => {
     shown.charts.forEach((figure, place) => draw(charts.children[place], figure));
   };
   const run = (running) => {
+    const buttons = [find("bench-run"), find("bench-stop")], focused = buttons.includes(document.activeElement);
     find("bench-run").hidden = running;
     find("bench-stop").hidden = progress.hidden = !running;
+    if (focused) buttons.find((one) => !one.hidden).focus();
     say(find("error"), "");
     showRunning(running);
     say(status, running ? "The benchmark is under way. Stop ends it." : "");

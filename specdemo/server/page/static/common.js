@@ -54,14 +54,14 @@ export const keepJson = (value, name) => keep(JSON.stringify(value, null, 1), na
 
 export const isRunning = () => document.documentElement.classList.contains("sd-running");
 
-/* Style.css shows the Stop button in place of the Run button, which keeps the focus. What would take the
-   place of the live answer waits. */
+/* Style.css shows the Stop button in place of the Run button, which keeps the focus, as it does where the
+   focus was on what waits: it would take the place of the live answer. */
 export const showRunning = (running) => {
   const [gone, shown] = running ? ["#sd-run", "#sd-stop"] : ["#sd-stop", "#sd-run"];
-  const focused = document.activeElement?.matches(gone);
+  const focused = document.activeElement?.closest(running ? `${gone}, .sd-visits, .sd-file` : gone);
   document.documentElement.classList.toggle("sd-running", running);
   for (const node of document.querySelectorAll(".sd-visits, .sd-file")) node.inert = running;
-  if (focused) document.querySelector(shown).focus();
+  if (focused) document.querySelector(shown).focus({ preventScroll: true });
 };
 
 /* Scrolls to what a click has changed, unless it can be seen. */

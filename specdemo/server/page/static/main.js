@@ -155,7 +155,11 @@ export const mountWalk = (element) => {
     ask() {
       showTab("Race");
       document.querySelector("#sd-examples button:last-child").click();
-      setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
+      setTimeout(() => {   // Gradio takes a moment
+        const run = document.querySelector("#sd-run");
+        run.focus();
+        run.click();
+      }, 300);
     },
   });
   if (explained) drawWalk(explained);

@@ -301,8 +301,9 @@ export const mountWalk = (root, { watch, ask }) => {
     say(find("station-title"), title);
     say(find("station-text"), text);
     find("station-picture").replaceChildren(...picture);
-    find("walk-back").disabled = place === 0;
-    find("walk-next").disabled = place === last;
+    // Not disabled: the focus would be lost.
+    find("walk-back").ariaDisabled = String(place === 0);
+    find("walk-next").ariaDisabled = String(place === last);
     find("ask-it").hidden = place !== last;
     find("watch").hidden = round < 0;
     say(find("walk-place"), `Station ${place + 1} of ${STATIONS.length}`);
