@@ -403,6 +403,11 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
     other.finished()
     for part in (".sd-text-spec", ".sd-headline"):
         assert other.text(part) == tab.text(part) != ""
+    # The run in the address goes when another question is asked.
+    other.ask("Which?")
+    other.finished()
+    other.page.reload()
+    expect(other.page.locator(".sd-asked")).to_have_text("“Which?”")
 
 
 def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stays(open_tab, url):
@@ -490,6 +495,25 @@ def test_drafts_race_as_the_run_on_show_was_asked_and_no_curve_is_cut(open_tab, 
     )
     assert reached < top
     assert name.split(": ")[1] in tab.page.locator(".sd-visit-list button").first.inner_text()
+
+
+def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_tab, url):
+    tab, held = open_tab(url), []
+    page, asked = tab.page, tab.page.locator(".sd-asked")
+    races = page.evaluate("window.specdemo.known.races.map(([file, label]) => [file, label])")
+    (slow, of_slow), (_, of_quick), (lost, _) = races[1:4]
+    page.route(f"**/{Path(slow).name}", lambda route: held.append(route))
+    page.route(f"**/{Path(lost).name}", lambda route: route.fulfill(body="no JSON"))
+    recorded = page.get_by_label("Watch a recorded race")
+    recorded.select_option(of_slow)
+    recorded.select_option(of_quick)
+    expect(asked).to_contain_text(of_quick.split(": ", 1)[1])
+    with page.expect_response(f"**/{Path(slow).name}") as response:
+        held[0].continue_()
+    response.value.finished()
+    recorded.select_option(lost)
+    expect(page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
+    expect(asked).to_contain_text(of_quick.split(": ", 1)[1])
 
 
 SHIFTS = """() => new Promise((resolve) => {

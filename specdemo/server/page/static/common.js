@@ -106,4 +106,5 @@ export const openRun = async (run) => {
   return message.phase ? message : refusal(message);
 };
 
-export const asset = async (name) => (await fetch(new URL(name, import.meta.url))).json();
+export const asset = (name) => (
+  fetch(new URL(name, import.meta.url)).then((response) => response.json()).catch(() => LOST));

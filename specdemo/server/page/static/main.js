@@ -5,10 +5,18 @@ import { drawPicture, mountWalk as mountStations } from "./player.js";
 import { RaceView } from "./race.js";
 
 const MAX_VISITS = 12, specdemo = window.specdemo;
-let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [];
+let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [], wanted = 0;
 
 /* A run that is opened never takes the place of one that is under way. */
 const receive = (message) => (message.phase === "opened" && isRunning() ? null : race.receive(message));
+
+/* Shows a run that is on its way, unless another was wanted since; gives whether it did. */
+const open = async (coming) => {
+  const turn = wanted += 1, message = await coming;
+  if (turn !== wanted || isRunning()) return false;
+  receive(message);
+  return message.phase === "opened";
+};
 const values = () => Object.fromEntries(query);
 const parameter = (name) => new URLSearchParams(location.search).get(name);
 
@@ -79,8 +87,8 @@ const addRun = (message) => {
     race.overlay(lay, lay.ariaPressed === "true" && curves);
   }, { className: "sd-lay", title: "Lay over the chart", ariaPressed: "false" });
   lay.ariaLabel = `${lay.title}: ${title}`;
-  const open = () => receive({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
-  visits.append(make("li", "", button(`${name}: ${result}`, open, { title }), lay));
+  const again = () => open({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
+  visits.append(make("li", "", button(`${name}: ${result}`, again, { title }), lay));
   if (visits.children.length > MAX_VISITS) visits.firstChild.remove();
 };
 
@@ -93,7 +101,7 @@ const openFirst = async () => {
   const opened = message && message.phase !== "error";
   if (!opened && !race.run) {
     const recorded = await asset(specdemo.known.races[0][0]), question = parameter("question");
-    if (question === null || question === recorded.trace.instruction) receive(recorded);
+    if (question === null || !recorded.trace || question === recorded.trace.instruction) receive(recorded);
     else {
       explain(recorded);
       race.offer(question);
@@ -123,15 +131,15 @@ export const mountRace = (element) => {
   const on = (name, act) => race.find(".sd-" + name).addEventListener("click", act);
   recorded.append(...specdemo.known.races.map(([file, label]) => new Option(label, file)));
   recorded.onchange = async () => {
-    receive(await asset(recorded.value));
+    const coming = asset(recorded.value);
     recorded.value = "";   // so that the same one can be chosen again
-    race.motion.start();
+    if (await open(coming)) race.motion.start();
   };
   on("short", () => copyLink(false));
   on("link", () => copyLink(true));
   on("download", () => keepJson(race.trace, "specdemo-run.json"));
   race.find(".sd-open").onchange = async ({ target }) => {
-    receive(await openRun(await target.files[0].text()));
+    await open(target.files[0].text().then(openRun));
     race.find(".sd-verdict").scrollIntoView({ block: "nearest" });
     target.value = "";
   };
@@ -208,6 +216,8 @@ export const settings = (inputs, present) => {
 export const ask = (inputs, present) => {
   if (isRunning() || !race) return;
   settings(inputs, present);
+  wanted += 1;
+  history.replaceState(history.state, "", location.href.split("#")[0]);   // its run is another question's
   Object.assign(race, { live: false, asked: values().question, values: values() });
   receive({ phase: "loading", note: "Asking" });
   stream("race", values(), receive);
