@@ -516,6 +516,15 @@ def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_t
     expect(asked).to_contain_text(of_quick.split(": ", 1)[1])
 
 
+def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
+    tab = open_tab(url)
+    body = 'data: {"phase": "loading", "note": "Reading the question"}\n\n'
+    tab.page.route("**/race", lambda route: route.fulfill(body=body))
+    tab.run()
+    expect(tab.page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
+    expect(tab.page.locator("#sd-run")).to_be_visible()
+
+
 SHIFTS = """() => new Promise((resolve) => {
   const name = ({ node }) => (node?.className || node?.nodeName) + '';
   new PerformanceObserver(list => resolve(list.getEntries().filter(one => !one.hadRecentInput)

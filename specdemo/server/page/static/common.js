@@ -81,17 +81,25 @@ const post = (path, body) => fetch(page + path, { method: "POST",
   headers: { "Content-Type": "application/json" }, body: JSON.stringify({ visitor, ...body }) });
 const refusal = ({ error }) => (error?.message ? failure(error.message) : LOST);
 
+const ENDS = ["done", "stopped", "error"];
+
 /* Gives `receive` each message of a run of these input values, by name, as it comes. */
 export const stream = async (path, values, receive) => {
   try {
     const response = await post(path, { values });
     if (!response.ok) return receive(refusal(await response.json()));
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let phase = "";
     for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
       const lines = (rest + part.value).split("\n\n");
       rest = lines.pop();
-      for (const line of lines) receive(JSON.parse(line.slice("data: ".length)));
+      for (const line of lines) {
+        const message = JSON.parse(line.slice("data: ".length));
+        phase = message.phase;
+        receive(message);
+      }
     }
+    if (!ENDS.includes(phase)) receive(LOST);   // a proxy may end a stream that was cut
   } catch {
     receive(LOST);
   }
