@@ -540,6 +540,7 @@ AT_REST = """() => {
   window.frames_before = window.frames_asked;
   return before === window.frames_asked;
 }"""
+DARK_PAPER = "rgb(20, 28, 39)"
 AXE = """axe.run(document, { resultTypes: ['violations'] }).then(result => result.violations)"""
 
 
@@ -592,6 +593,9 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
     if looks is DESK:
         page.emulate_media(color_scheme="dark")
         page.wait_for_function("document.body.classList.contains('dark')")
+        for name in (".sd-chart", ".sd-cost-chart", ".sd-bench-chart"):
+            paper = f"document.querySelector('{name}').layout.paper_bgcolor"
+            page.wait_for_function(f"{paper} === '{DARK_PAPER}'")
         axe_finds_nothing(tab)
 
 

@@ -1,7 +1,7 @@
 /* Figures, in charts by Plotly, which is loaded once and not while models run, and in tables: of a race,
    of what is for engineers, and of the benchmark. */
-import { SOURCES, colour, counted, factor, isRunning, keep, keepJson, make, milliseconds, page, percent, say,
-  seconds, showRunning, stop, stream, table } from "./common.js";
+import { SOURCES, colour, counted, factor, isRunning, keep, keepJson, make, milliseconds, onTheme, page, percent,
+  say, seconds, showRunning, stop, stream, table } from "./common.js";
 
 /* A request that failed is made again by the next chart. */
 const plotly = () => import("./plotly.min.js").then(() => window.Plotly, () => {
@@ -281,4 +281,5 @@ export const mountBenchmark = (root, values) => {
   addExports(find("exports"), "specdemo-bench", { node: () => charts.lastElementChild,
     lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
   show(window.specdemo.known.benchmark);
+  onTheme(() => isRunning() || show(shown));
 };

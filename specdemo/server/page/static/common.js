@@ -43,6 +43,9 @@ export const colour = (name) => {
   return value;
 };
 
+/* Calls `act` when the theme may have changed. */
+export const onTheme = (act) => new MutationObserver(act).observe(document.body, { attributeFilter: ["class"] });
+
 /* Lets a visitor keep `content` as a file. */
 export const keep = (content, name, type) => {
   const href = URL.createObjectURL(new Blob([content], { type }));

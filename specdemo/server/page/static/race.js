@@ -1,8 +1,8 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
 import { addExports, draw, drawEngineering, playheadAt, raceFigure, raceRows } from "./chart.js";
-import { SOURCES, bringIntoView, counted, isRunning, make, percent, quoted, say, seconds, showRunning, visible }
-  from "./common.js";
+import { SOURCES, bringIntoView, counted, isRunning, make, onTheme, percent, quoted, say, seconds, showRunning,
+  visible } from "./common.js";
 import { Player } from "./player.js";
 
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
@@ -22,6 +22,10 @@ export class RaceView {
     this.player = this.find(".sd-player");
     this.tokenLine = new TokenLine(this.find(".sd-about"), this.spec, this.strip, (round) => this.point(round));
     this.motion = new Player(this);
+    onTheme(() => {
+      this.drawChart();
+      this.find(".sd-engineers").ontoggle?.();
+    });
     addExports(this.find(".sd-exports"), "specdemo-race", { node: () => this.find(".sd-chart"),
       lines: () => CARD.map((name) => this.find(name).textContent), rows: () => raceRows(this.message) });
   }
