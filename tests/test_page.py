@@ -855,6 +855,30 @@ def test_behind_a_rejected_guess_are_the_drafts_candidates_with_both_probabiliti
     page.get_by_text("For engineers").click()
 
 
+def test_a_run_that_was_stopped_is_compared_with_nothing(tab):
+    run = made_up()
+    baseline = dataclasses.replace(run.baseline, tokens=run.baseline.tokens[:3])
+    open_run(tab.page, dataclasses.replace(run, identical=None, baseline=baseline).to_json())
+    stopped = "0.40 s; the run without a draft was stopped."
+    expect(tab.page.locator(".sd-caption")).to_contain_text(stopped)
+    tab.tab("How it works")
+    tab.press("5 What it is worth")
+    expect(tab.page.locator(".sd-station-text")).to_contain_text(re.compile("^It loses where"))
+    expect(tab.page.locator(".sd-length")).to_have_count(0)
+    tab.press("1 One token at a time")
+
+
+def test_the_walk_calls_no_answers_the_same_that_the_rule_lets_differ(tab):
+    settings = dataclasses.replace(made_up().settings, temperature=1.0, coupling="maximal")
+    open_run(tab.page, dataclasses.replace(made_up(), settings=settings, identical=False).to_json())
+    tab.tab("How it works")
+    tab.press("5 What it is worth")
+    text = tab.page.locator(".sd-station-text")
+    expect(text).to_contain_text("This rule keeps the distribution")
+    expect(text).not_to_contain_text("The answer is the same")
+    tab.press("1 One token at a time")
+
+
 def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser, url):
     page = browser.new_page()
     page.clock.install()

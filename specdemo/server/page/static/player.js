@@ -184,7 +184,7 @@ export class Player {
   }
 
   words(time) {
-    const { spec, baseline } = this.race, { events, shown } = spec, steps = events.length - 1;
+    const { race } = this, { spec, baseline } = race, { events, shown } = spec, steps = events.length - 1;
     if (!events.length) return "";
     if (shown < events.length || time <= spec.length + 1e-9) {
       const pace = spec.length / steps / this.rate;   // seconds of watching a round
@@ -194,6 +194,9 @@ export class Player {
     }
     const done = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
     if (!baseline.tokens) return `${done}.`;
+    if (race.trace?.identical === null) {
+      return `${done} in ${seconds(spec.length)}; the run without a draft was stopped.`;
+    }
     if (baseline.shown < baseline.events.length) {
       return `Done: ${done}. Without a draft every token takes a step: ${baseline.shown} so far.`;
     }
@@ -274,16 +277,20 @@ const STATIONS = [
     + "begins there. Keys and values of text that was read are kept in a cache, so the "
     + `${prompt} tokens of the question were read once; ${summary.drafted - summary.accepted} wrong guesses were `
     + "removed from the cache. Nothing is copied.", cardsOf(rounds[round], 3)]],
-  ["What it is worth", ({ summary, baseline }, { curve, verdict }) => {
-    const paid = curve?.measured ?? summary.speedup;
+  ["What it is worth", ({ summary, settings }, { curve, verdict }) => {
+    const counts = verdict.races?.some(({ counted }) => counted);   // else no headline compares the runs
+    const paid = counts && (curve?.measured ?? summary.speedup);
+    const differing = settings.coupling === "maximal" && settings.temperature;
     return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
       + `${(summary.tokens_per_round / paid).toFixed(2)} tokens without drafts: ${factor(paid)}. ` : "")
       + "It loses where few guesses are right, where the draft is not much cheaper than the model, or "
-      + "where many requests keep the processor busy already. The answer is the same: without sampling a "
+      + "where many requests keep the processor busy already. "
+      + (differing ? "" : "The answer is the same: without sampling a "
       + "guess is kept only if it is the model's own choice, and with sampling both runs draw with the same "
       + "noise, fixed by the seed. That a step over several tokens gives the same numbers as several steps "
-      + `over one is measured on each machine, and each race compares two independent runs. ${verdict.identity ?? ""}`,
-    baseline ? lengths(summary) : []];
+      + "over one is measured on each machine, and each race compares two independent runs. ")
+      + (verdict.identity ?? ""),
+    counts ? lengths(summary) : []];
   }],
 ];
 const NO_GUESS = ["In this run nothing was guessed.", []];
