@@ -671,6 +671,16 @@ def test_the_headline_says_what_the_chart_shows(tab, seconds, headline, tone, sh
     assert "cut at 9 tokens" in page.notes
 
 
+def test_the_headline_alone_says_why_no_race_counts(tab):
+    watched = race_trace(*["question "] * 9)
+    races = [at_pace(watched, 1, 2, share=share) for share in (0.25, 0.5, 0.5)]
+    open_run(tab.page, on_show(races).to_json())
+    words = "Not counted: other programs take half of this machine"
+    expect(tab.page.locator(".sd-headline")).to_have_text(words)
+    expect(tab.page.locator(".sd-dots")).to_be_visible()
+    expect(tab.page.locator(".sd-dots .sd-hint")).to_have_count(0)
+
+
 def test_with_the_keyboard_alone_a_question_is_asked_and_its_race_is_watched(open_tab, url):
     tab = open_tab(url)
     press, focus = tab.page.keyboard.press, "document.activeElement"

@@ -115,7 +115,7 @@ def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds, during):
         given |= {"baseline": None, "finish_reason": "cancelled"}
     words = wording.verdict(dataclasses.replace(TRACE, **given))
     assert (words["tone"], words["headline"]) == ("neutral", "Stopped")
-    assert words["sentence"] and "identity" not in words
+    assert ("tokens/s" in words["sentence"]) == (rounds > 1) and "identity" not in words
 
 
 def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_both():

@@ -52,8 +52,8 @@ def verdict(trace: Trace) -> dict[str, Any]:
         acceptance += f", {summary.tokens_per_round:.1f} tokens a round"
     result = trace.verdict
     if stopped or result is None:
-        pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
-        words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
+        pace = f", {summary.tokens_per_second:.0f} tokens/s after the first"
+        words = f"{_count(summary.tokens, 'token')}{pace if summary.decoded else ''}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
         return {"tone": "neutral", "headline": headline, "sentence": words, "notes": []}
     notes = _notes(trace)

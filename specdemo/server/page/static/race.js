@@ -144,7 +144,7 @@ export class RaceView {
     for (const runner of runners) {
       const node = runner.box.children[verdict.difference ?? -1];
       node?.classList.add("sd-parted");
-      if (cut && !(stopped && runner !== spec)) runner.box.dataset.cut = `cut at ${runner.tokens} tokens`;
+      if (cut && !(stopped && runner !== spec)) runner.box.dataset.cut = `cut at ${counted(runner.tokens, "token")}`;
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
@@ -209,7 +209,8 @@ const drawDots = (root, races, notes) => {
     dot.title = `${speedups[number]} times as fast${number ? "" : ", the race on show"}`
       + (counted ? "" : `; not counted: ${why}`);
   });
-  const out = races.find(({ counted, why }) => !counted && !notes.some((note) => note.includes(why)));
+  const out = races.some(({ counted }) => counted)   // else the headline has the reason
+    && races.find(({ counted, why }) => !counted && !notes.some((note) => note.includes(why)));
   root.ariaLabel = `Times as fast, by race: ${speedups.join(", ")}`;
   root.replaceChildren(line, ...(out ? [make("span", "sd-hint", `○ not counted: ${out.why}`)] : []));
 };
