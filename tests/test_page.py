@@ -525,6 +525,14 @@ def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     expect(tab.page.locator("#sd-run")).to_be_visible()
 
 
+def test_the_latest_race_of_a_visit_is_in_view_with_its_button(open_tab, url):
+    tab = open_tab(url)
+    for number in range(5):
+        tab.ask(f"A question of some length {number}")
+        tab.finished()
+    expect(tab.page.locator(".sd-lay").last).to_be_in_viewport()
+
+
 SHIFTS = """() => new Promise((resolve) => {
   const name = ({ node }) => (node?.className || node?.nodeName) + '';
   new PerformanceObserver(list => resolve(list.getEntries().filter(one => !one.hadRecentInput)
@@ -582,6 +590,10 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
     tab.ask("What is a rainbow?")
     tab.finished()
     assert page.evaluate("document.documentElement.scrollWidth") <= looks["viewport"]["width"]
+    lengthen = "visit => { visit.textContent += ' long'.repeat(99); }"
+    page.locator(".sd-visit-list button").first.evaluate(lengthen)
+    lay = page.locator(".sd-lay").bounding_box()
+    assert lay["x"] + lay["width"] <= looks["viewport"]["width"]
     page.locator(".sd-text-spec .sd-tok").first.tap()
     expect(page.locator(".sd-about")).to_contain_text("first token")
     page.locator(".sd-about").tap()  # a sheet on the phone, which a tap closes

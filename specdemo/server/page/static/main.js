@@ -90,6 +90,7 @@ const addRun = (message) => {
   const again = () => open({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
   visits.append(make("li", "", button(`${name}: ${result}`, again, { title }), lay));
   if (visits.children.length > MAX_VISITS) visits.firstChild.remove();
+  visits.scrollLeft = visits.scrollWidth;
 };
 
 /* Shows a run before the first question: the run of the link; else the first recorded one, unless the
