@@ -84,7 +84,8 @@ def test_speedups_are_total_time_over_total_time():
         Summary(decoded=1, decode_seconds=s, baseline_decoded=1, baseline_decode_seconds=4.0)
         for s in (1.0, 3.0)
     ]
-    measured = [SimpleNamespace(prompt=PROMPTS[0], figures=f, identical=True) for f in figures]
+    counts = {"prompt": PROMPTS[0], "identical": True, "pair": PairedRuns(1.0)}
+    measured = [SimpleNamespace(figures=f, **counts) for f in figures]
     summary = summary_of(measured)
     assert summary["speedup"] == summary["speedup_by_task"]["qa"] == 2.0, "not the mean, 2.67"
     assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
@@ -302,7 +303,7 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
 def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
     trace = SimpleNamespace(identical=identical, rounds=())
     verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
-    rows = [{"users": n, "interval": (low, 2.0), "measurements": 3} for n, low in users]
+    rows = [{"users": n, "interval": (low, 2.0), "measurements": 3 * (low > 0)} for n, low in users]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
     summary = {"speedup_by_task": tasks, "worst_prompt_speedup": min(speedups)}
     asked = Settings(**settings)
@@ -329,10 +330,13 @@ def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
             "pay for up to 2 users at once (measured 3 times",
         ),
         (decided(users=[(1, 0.9), (2, 0.8)]), True, "They pay for no number of users (measured"),
+        (decided(users=[(1, 1.4), (2, 0.0)]), True, "pay for one user at a time, more were not"),
+        (decided(users=[(1, 0.0), (2, 0.0)]), True, "answers identical."),
     ],
 )
 def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(made, use, says):
     assert made.use is use and says in made.sentence
+    assert ("They pay" in made.sentence) == (made.pays_for is not None)
     assert ("--drafter none" in made.command) == (use is False)
 
 
@@ -345,6 +349,18 @@ def test_a_starved_race_is_repeated_but_where_time_is_short(monkeypatch, more, c
     assert len(report.rows) == sum(counted)
     verdict = report.decision.verdict
     assert [verdict.races, verdict.uncounted] == counted and report.decision.use is None
+
+
+def test_a_starved_prompt_is_in_no_figure_and_one_of_a_single_token_in_no_verdict(monkeypatch):
+    shares = iter([1.0, 1.0, *[0.5] * 6, *[1.0] * 99])
+    monkeypatch.setattr(AnswerRun, "share", property(lambda run: next(shares)))
+    report = report_of(PROMPTS)
+    [_, second, third], summary = report.rows, report.summary
+    assert summary["worst_prompt_speedup"] == min(second["speedup"], third["speedup"])
+    assert list(summary["speedup_by_task"]) == [PROMPTS[1].task, "qa"]
+    assert summary["speedup_by_task"]["qa"] == third["speedup"] and summary["prompts"] == 3
+    single = report_of(PROMPTS, Settings(max_new_tokens=1), users=True).decision
+    assert "Nothing to compare" in single.sentence and single.pays_for is None and not single.users
 
 
 # Answer lengths

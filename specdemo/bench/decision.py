@@ -73,12 +73,13 @@ def decide(
     sentence = f"{drafts_of(traces)}, length {length}: {gain}, answers {answers}."
     if verdict.uncounted and verdict.races:
         sentence += f" {verdict.uncounted} not counted: {verdict.why}."
-    paid = takewhile(lambda row: round(row["interval"][0], 2) > 1, users)
-    pays_for = max((row["users"] for row in paid), default=0) if users else None
-    if users:
-        counts = f"measured {min(row['measurements'] for row in users)} times at least"
+    measured = [row for row in users if row["measurements"]]
+    paid = takewhile(lambda row: round(row["interval"][0], 2) > 1, measured)
+    pays_for = max((row["users"] for row in paid), default=0) if measured else None
+    if measured:
+        counts = f"measured {min(row['measurements'] for row in measured)} times at least"
         served = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
-        served += ", more were not measured" if pays_for == users[-1]["users"] else ""
+        served += ", more were not measured" if pays_for == measured[-1]["users"] else ""
         sentence += f" They pay for {served if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
     if use is False:
@@ -132,7 +133,7 @@ def measure_users(
     rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
     pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
     for turn, users in product(range(TURNS), USERS):
-        if pairs[1] and perf_counter() > until:
+        if rates[1] and perf_counter() > until:
             break
         report(f"{users} users at once" if users > 1 else "one user")
         prompts = [questions[(turn * users + user) % len(questions)] for user in range(users)]
@@ -140,7 +141,8 @@ def measure_users(
         runs = {way.drafter: _together(session, prompts, way) for way in order}
         (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
         rates[users].append([slow, fast])
-        pairs[users].append(PairedRuns(fast / slow if slow else 1.0, starved(min(shares))))
+        if slow:  # else no answer has a second token
+            pairs[users].append(PairedRuns(fast / slow, starved(min(shares))))
     verdicts = {users: judge(each, "measurement") for users, each in pairs.items() if each}
     return [
         {

@@ -188,7 +188,7 @@ def bench(
     traces = [(item, trace) for item in raced for trace in item.traces]
     pair = traces[-1][1].pair if traces else session.info
     summary = summary_of(raced)
-    verdict = judge((item.pair for item in raced), "prompt")
+    verdict = judge((item.pair for item in raced if item.figures.speedup), "prompt")
     if len(raced) == 1:
         verdict = judge(raced[0].pairs)
     result = BenchReport(
@@ -213,7 +213,7 @@ def bench(
             },
             skipped=answers.skipped,
             repeats=repeats,
-            total=combined(item.figures for item in raced),
+            total=combined(item.figures for item in counting(raced)),
             positions=acceptance_by_position(trace for _, trace in traces),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=perf_counter() - began,
@@ -308,12 +308,19 @@ class PeerAnswers:
         return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
 
 
+def counting(raced: Sequence[RacedPrompt]) -> Sequence[RacedPrompt]:
+    """The prompts that count, all if none does."""
+    return [item for item in raced if not item.pair.why] or raced
+
+
 def summary_of(raced: Sequence[RacedPrompt]) -> Row:
-    """Ratios of totals, never means of rates. What is per token has the keys of WAYS."""
-    figures = [item.figures for item in raced]
+    """Ratios of totals, never means of rates. What is per token has the keys of WAYS. Seconds of
+    prompts that do not count are left out, if others do."""
+    counted = counting(raced)
+    figures = [item.figures for item in counted]
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
-    for item, summary in zip(raced, figures, strict=True):
+    for item, summary in zip(counted, figures, strict=True):
         tasks.setdefault(item.prompt.task, []).append(summary)
     speedups = [summary.speedup for summary in figures if summary.speedup]
     return {
