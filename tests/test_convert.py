@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import openvino as ov
@@ -229,6 +230,18 @@ def test_kernels_compute_dolly_as_optimum_intel_exports_it(tiny_home, monkeypatc
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()
     require_equal_bits(paged)
+
+
+def test_an_interrupt_of_compiling_stays_one(tiny_home, monkeypatch):
+    """OpenVINO makes an error of it, for which a draft would be compiled in another way."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(kernels, "vnni", str)
+    monkeypatch.setattr(
+        kernels.FusedSegment, "clone_with_new_inputs", Mock(side_effect=KeyboardInterrupt)
+    )
+    xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
+    with pytest.raises(KeyboardInterrupt):
+        PagedModel(xml, ModelSettings(properties=OWN))
 
 
 def require_equal_bits(paged: PagedModel) -> None:

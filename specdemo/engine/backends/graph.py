@@ -397,6 +397,9 @@ def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error, at most 200 characters; it usually names the cause."""
+    """The last line of an error, at most 200 characters; it usually names the cause. Raises
+    KeyboardInterrupt if that was one: OpenVINO makes an error of what a callback raises."""
+    if KeyboardInterrupt.__name__ in str(error):
+        raise KeyboardInterrupt from error
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:200]
