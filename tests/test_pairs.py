@@ -21,7 +21,7 @@ from specdemo.engine import cost_measurement
 from specdemo.engine.backends import numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import BadInput, FetchError, RequestFailed
 from specdemo.host import disk, hardware, measured
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.pairs import loading, registry, sources
@@ -260,11 +260,16 @@ def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
     [file] = disk.measured_folder().iterdir()
     whole = file.read_text()
     changed = whole.replace("0.01", "1e-9"), whole.replace('"A"', '"KV_CACHE_PRECISION"')
-    for broken in ("", "[]", '{"about": {}, "profile": {"targets": 3}}', *changed):
+    damaged = "", "[]", "null", "[" * 100_000, '{"about": {}, "profile": {"targets": 3}}'
+    for broken in (*damaged, *changed):
         assert broken != whole
         file.write_text(broken)
         assert measured.read("profile", SUBJECT, Profile) is None and not list(measured.profiles())
     assert measured.forget() == 1 and list(file.parent.iterdir()) == []
+    file.mkdir()
+    with pytest.raises(FetchError, match=r"json cannot be deleted: \w"):
+        measured.forget()
+    file.rmdir()
     file.parent.rmdir()
     file.parent.write_text("a folder that cannot be written is no error")
     measured.write("profile", SUBJECT, MEASURED)

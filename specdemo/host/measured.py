@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
+from specdemo.errors import FetchError
 from specdemo.host import disk, hardware
 
 Subject = Mapping[str, str | int]
@@ -73,10 +74,13 @@ def profiles() -> Iterator[tuple[Subject, Profile]]:
 
 
 def forget() -> int:
-    """Delete all measurements of this machine; returns their number."""
+    """Delete all measurements of this machine; returns their number. Raises FetchError."""
     paths = list(disk.measured_folder().glob("*.*"))
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FetchError(f"{path} cannot be deleted: {error.strerror}.") from error
     return len(paths)
 
 
@@ -105,7 +109,7 @@ def _read(name: str, path: Path, kind: type[Value]) -> tuple[Subject, Value] | N
         if content.pop("sha256") != _checksum(content):
             return None
         return content["about"], _adapter(kind).validate_python(content[name])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
