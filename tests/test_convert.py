@@ -571,6 +571,7 @@ def test_recurrent_layers_are_refused_in_one_sentence(tiny_file, tmp_path):
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 256}
 BUILT, LEFT = "", "optimum-intel"
+LOCALLY_SCALED = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -587,6 +588,9 @@ BUILT, LEFT = "", "optimum-intel"
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096}, LEFT),
         ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}, BUILT),
         ({"final_logit_softcapping": 30.0}, LEFT),
+        ({"quantization_config": {"quant_method": "gptq"}}, LEFT),
+        ({"model_type": "gpt2", "scale_attn_weights": False}, LEFT),
+        ({"model_type": "gemma3_text", "rope_parameters": LOCALLY_SCALED}, LEFT),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be greater than or equal"),
         ({"hidden_size": "8"}, "hidden_size is '8'; it must be a whole number"),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; it must be less than or"),
@@ -612,6 +616,46 @@ def test_a_configuration_is_built_left_to_optimum_intel_or_named_with_what_would
 def test_a_null_stands_for_the_default_of_the_family():
     data = {**TINY, "model_type": "gpt2", **dict.fromkeys(TIED)}
     assert checkpoints.shape_of(data, CONFIG).tied
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("smollm3", "tied", True),
+        ("smollm3", "rope_base", 2e6),
+        ("olmo2", "epsilon", 1e-5),
+        ("phi3", "epsilon", 1e-5),
+        ("granite", "attention_scale", 1.0),
+        ("qwen3", "width", 128),
+        ("gemma3_text", "window", 4096),
+    ],
+)
+def test_what_a_configuration_lacks_is_as_in_transformers(kind, name, value):
+    """Files of before transformers 5 lack what all its models have in common, such as SmolLM3's
+    tied output."""
+    from transformers import CONFIG_MAPPING
+
+    stored = {"attention_scale": "attention_multiplier", "epsilon": "rms_norm_eps"}
+    stored |= {"tied": "tie_word_embeddings", "width": "head_dim", "window": "sliding_window"}
+    config = CONFIG_MAPPING[kind]()
+    reference = config.rope_parameters["rope_theta"] if name == "rope_base" else None
+    assert value == (reference or getattr(config, stored.get(name, ""), None))
+    assert getattr(checkpoints.shape_of({**TINY, "model_type": kind}, CONFIG), name) == value
+
+
+def test_only_the_shards_that_the_index_names_are_read(tmp_path):
+    weight, index = np.ones(4, np.float32), tmp_path / "model.safetensors.index.json"
+    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    for number, name in enumerate(("model-1-of-1", "model-2-of-2", "own")):
+        data = header({f"tensor{number}": entry})(b"") + weight.tobytes()
+        (tmp_path / f"{name}.safetensors").write_bytes(data)
+    assert list(checkpoints.tensors_of(tmp_path)) == ["tensor0", "tensor1", "tensor2"]
+    index.write_text(json.dumps({"weight_map": {"tensor0": "model-1-of-1.safetensors"}}))
+    assert list(checkpoints.tensors_of(tmp_path)) == ["tensor0", "tensor2"]
+    index.write_text(json.dumps({"weight_map": {"a": "model-1-of-2.safetensors"}}))
+    with pytest.raises(FetchError, match="lacks model-1-of-2.safetensors, which its index names"):
+        checkpoints.tensors_of(tmp_path)
 
 
 def cut(size: int) -> Callable[[bytes], bytes]:
@@ -670,6 +714,7 @@ def sources_folder(tiny_file, tmp_path_factory) -> Path:
         (GGUF, lambda _: begin_of(1) + struct.pack("<Q", 150 << 30), "more than 64 MB"),
         (GGUF, lambda _: begin_of(1) + array_of(200_000_000), "entries where 1048576 can be read"),
         (GGUF, in_header(VALUES, 128, 64, 99), "unknown type 99"),
+        (GGUF, in_header(VALUES, 128, 64, Type.I8), "type I8, which cannot be read; choose"),
         (GGUF, in_header(VALUES, 64, 128), r"attn_v.weight should be \[64, 128\]"),
         (GGUF, in_header(VALUES, 127, 64), DAMAGED),
         (GGUF, in_header(VALUES, 2**40, 2**40), DAMAGED),
@@ -788,10 +833,17 @@ def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(tiny_f
         sources.source_of(str(tmp_path), "model", "int8")
 
 
-def test_an_adapter_is_called_one(tiny_file):
-    adapter = replace(gguf_file.read(tiny_file), fields={"general.type": "adapter"})
-    with pytest.raises(BadInput, match=r"^tiny-Q8_0.gguf is an adapter \(LoRA\), no model; merge"):
-        gguf_file.decoder(adapter)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("adapter", r"an adapter \(LoRA\), no model; merge it into its model first"),
+        ("mmproj", "of the type 'mmproj', no model; name the model's own file"),
+    ],
+)
+def test_a_file_that_is_no_model_is_called_what_it_is(tiny_file, kind, words):
+    file = replace(gguf_file.read(tiny_file), fields={"general.type": kind})
+    with pytest.raises(BadInput, match=f"^tiny-Q8_0.gguf is {words}"):
+        gguf_file.decoder(file)
 
 
 def test_a_gguf_file_of_a_repository_is_named_by_its_kind_or_by_a_part():

@@ -23,12 +23,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": {
         **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
         **{"vocab_size": 262_208, "query_pre_attn_scalar": 256, "tie_word_embeddings": True},
-        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096},
     },
     "gpt2": {"tie_word_embeddings": True},
     "gptneox": {"rotary_pct": 0.25},
+    "granite": {"attention_multiplier": 1.0},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5},
     "qwen2": {"use_sliding_window": False},
-    "qwen3": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False, "head_dim": 128},
+    "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
 }
 """What transformers takes for values that config.json lacks."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -126,6 +130,8 @@ class CheckpointConfig(Sizes):
     use_sliding_window: bool | None = None
     layer_types: list[str] = []
     scale_attn_by_inverse_layer_idx: bool = False
+    scale_attn_weights: bool = True
+    quantization_config: dict[str, Any] = {}
 
     def sliding(self, family: Family) -> frozenset[int]:
         if self.use_sliding_window is False:
@@ -151,7 +157,7 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     rope = Rope.of(rope_data, path)
     local = Rope.of(config.rope.get("sliding_attention", {}), path)
     variant = _variant(family, config)
-    if variant is None or rope.kind not in ROPES:
+    if variant is None or rope.kind not in ROPES or local.kind != "default":
         return None
     further: dict[str, Any] = {
         "rotary": rope.partial_rotary_factor or config.rotary_pct,
@@ -173,6 +179,8 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
 
 def _variant(family: Family, config: CheckpointConfig) -> Family | None:
     """The family with this model's choices; None if `decoder` lacks one of them."""
+    if config.quantization_config:  # the weights are packed, each method has its own way
+        return None
     if family.rms:
         # Qwen's larger models have a window from some layer on.
         known = not config.use_sliding_window or config.layer_types
@@ -182,7 +190,7 @@ def _variant(family: Family, config: CheckpointConfig) -> Family | None:
         other = capped or config.use_bidirectional_attention
         return family if same and known and not other else None
     gelu = _GELU.get(config.activation or "gelu")
-    if gelu is None or config.scale_attn_by_inverse_layer_idx:
+    if gelu is None or config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         return None
     return replace(family, gelu=gelu, parallel=family.parallel and config.use_parallel_residual)
 
@@ -215,9 +223,22 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
 def tensors_of(source: Path) -> dict[str, Tensor]:
     """The tensors in a checkpoint's files, by the names there. Raises FetchError if one is
     damaged."""
-    headers = map(_header, sorted(source.glob("*.safetensors")))
+    headers = map(_header, _files(source))
     tensors = {key: tensor for header in headers for key, tensor in header.items()}
     return {key: tensor for key, tensor in tensors.items() if not key.endswith(_BUFFERS)}
+
+
+def _files(source: Path) -> list[Path]:
+    """The files with a checkpoint's tensors, without shards that its index does not name: another
+    version of the model left these."""
+    files = {path.name: path for path in sorted(source.glob("*.safetensors"))}
+    index = source / "model.safetensors.index.json"
+    shards = set(ir.ShardIndex.of(ir.read_json(index), index).weight_map.values())
+    if not shards or "model.safetensors" in files:
+        return list(files.values())
+    if missing := shards - set(files):
+        raise FetchError(f"{source} lacks {min(missing):.80}, which its index names; fetch it.")
+    return [files[name] for name in files if name in shards or not name.startswith("model-")]
 
 
 class _Entry(NamedTuple):

@@ -213,8 +213,10 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     values."""
     kind, name, tensors = file.architecture, file.path.name, dict(file.tensors)
     if (content := file.fields.get("general.type", "model")) != "model":
-        what = "an adapter (LoRA)" if content == "adapter" else f"of the type {content!r:.40}"
-        raise BadInput(f"{name} is {what}, no model; merge it into its model first.")
+        what, advice = f"of the type {content!r:.40}", "name the model's own file"
+        if content == "adapter":
+            what, advice = "an adapter (LoRA)", "merge it into its model first"
+        raise BadInput(f"{name} is {what}, no model; {advice}.")
     experts = file.fields.get(f"{kind}.expert_count")
     if kind not in READABLE or experts:
         raise BadInput(

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 
 from specdemo.engine.backends.graph import raw_bytes
-from specdemo.errors import FetchError
+from specdemo.errors import BadInput, FetchError
 from specdemo.host.hardware import processors
 from specdemo.host.terminal import Meter, Report
 
@@ -54,7 +54,8 @@ class Tensor:
         return math.prod(gguf.quant_shape_to_byte_shape(self.shape, self.type))
 
     def read(self, first: int, end: int) -> np.ndarray:
-        """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError."""
+        """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError, or BadInput
+        for a type that the gguf package cannot read."""
         order = np.arange(first, end) if self.order is None else self.order[first:end]
         low, high = int(order.min()), int(order.max()) + 1
         width = math.prod(self.shape[1:])
@@ -69,9 +70,13 @@ class Tensor:
         stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
         if self.order is not None and not self.swapped:
             stored = stored[order - low]
-        with np.errstate(invalid="ignore", over="ignore"):  # refused below
-            values: np.ndarray = gguf.dequantize(stored, self.type)
-            values = values + np.float32(self.added) if self.added else values
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):  # refused below
+                values: np.ndarray = gguf.dequantize(stored, self.type)
+        except NotImplementedError as error:
+            why = f"has weights of the type {self.type.name}, which cannot be read"
+            raise BadInput(f"{self.path} {why}; choose another file of this model.") from error
+        values = values + np.float32(self.added) if self.added else values
         if not np.isfinite(values).all():  # one of them would make all logits NaN
             raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
         return values[:, order].T if self.swapped else values
