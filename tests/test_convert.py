@@ -307,6 +307,14 @@ def test_rows_that_are_zero_or_tiny_give_finite_weights(bits):
     assert abs(read - groups).max() < 1e-7 + 1e-3 * (bits == 8) and (read[0] == 0).all()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e5])
+def test_a_weight_that_is_no_finite_number_in_16_bits_is_refused(tmp_path, value):
+    path = tmp_path / "weights"
+    path.write_bytes(np.array([1.0, value, 2.0, 3.0], np.float32).tobytes())
+    with pytest.raises(FetchError, match="weights that are no finite numbers"):
+        weights.Tensor(path, 0, (2, 2), Type.F32).read(0, 2)
+
+
 @pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
 def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     tiny_file, tmp_path, monkeypatch, memory, four

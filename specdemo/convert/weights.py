@@ -24,6 +24,7 @@ from specdemo.host.terminal import Meter, Report
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once
 _SMALLEST = np.finfo(np.float32).eps  # scale that is divided by
+_LARGEST = np.finfo(np.float16).max
 FITTED_GROUP = 64  # weights that share a scale in `fit_int4`
 _DAMPING = 0.03  # relative to the mean square of the inputs
 _STEP = 32  # columns whose errors reach all later ones in one product
@@ -77,7 +78,8 @@ class Tensor:
             why = f"has weights of the type {self.type.name}, which cannot be read"
             raise BadInput(f"{self.path} {why}; choose another file of this model.") from error
         values = values + np.float32(self.added) if self.added else values
-        if not np.isfinite(values).all():  # one of them would make all logits NaN
+        # One of them would make all logits NaN, as one that is infinite in 16 bits.
+        if not -_LARGEST <= values.min() <= values.max() <= _LARGEST:
             raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
         return values[:, order].T if self.swapped else values
 
