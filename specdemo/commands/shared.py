@@ -185,7 +185,9 @@ def load_pair(choice: ModelChoice) -> LoadedPair:
 
 
 def check_output(destination: str | None, option: str) -> str | None:
-    """`destination`: None, '-', or a writable file. Raises BadInput naming `option`."""
+    """`destination`: None, a writable file, or '-' for JSON. Raises BadInput naming `option`."""
+    if destination == "-" and option != "--json":  # it would be the name of a file
+        raise BadInput(f"{option} is '-'; it must be a file.")
     if destination not in (None, "-"):
         new = not os.path.lexists(destination)
         try:
