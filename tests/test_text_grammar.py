@@ -323,6 +323,22 @@ def test_a_limited_text_that_became_too_long_harms_no_later_request(grammars, em
     answer("a")
 
 
+def references(count: int, *links: int) -> dict:
+    """A schema of `count` definitions in a row, each of which follows others further on."""
+    places = [[f"#/$defs/{number + link}" for link in links] for number in range(count)]
+    parts = [{"allOf": [{"$ref": place} for place in row]} for row in places]
+    last = dict.fromkeys(range(count, count + max(links)), {"type": "null"})
+    return {"$ref": "#/$defs/0", "$defs": dict(enumerate(parts)) | last}
+
+
+@pytest.mark.timeout(20)
+def test_the_time_for_a_schema_does_not_double_with_each_definition(grammars):
+    assert grammars.compiled(json.dumps(references(40, 1, 1)))
+    assert grammars.compiled(json.dumps(references(40, 1, 2)))
+    with pytest.raises(BadInput, match="more than 10,000 references"):
+        grammars.compiled(json.dumps(references(600, 1)))
+
+
 @pytest.mark.parametrize(
     "schema",
     [

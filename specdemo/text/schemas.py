@@ -17,6 +17,7 @@ MAX_FORCED, MAX_ITEMS = 5_000, 1_000  # characters and items in a row without an
 MAX_LENGTH = 2_000  # `minLength`; each character of a limited text takes up to nine lexer states
 MAX_PAIRS = 5_000  # of patterns and names that are compared
 MAX_CHAIN = 100  # references that depend on each other
+MAX_REFERENCES = 10_000  # of all parts together, each with the references of what it refers to
 
 JSON_STYLE = {
     "whitespace_flexible": False,  # fixed space is forced; in free space small models can loop
@@ -196,19 +197,28 @@ def _forbid_endless(document: Schema, parts: list[Schema], place: str) -> None:
     document has none."""
     param = place.partition(":")[0]
     known: dict[int, frozenset[str]] = {}
+    together: dict[int, list[Any]] = {}
+    references = 0
+    for part in parts:
+        together[id(part)] = _together(part, document)
+        references += len(together[id(part)]) - 1
+        if references > MAX_REFERENCES:
+            why = f"more than {MAX_REFERENCES:,} references, those of references included"
+            raise BadInput(f"{place} has {why}.", param)
 
     def types(schema: Any) -> frozenset[str]:
         if isinstance(schema, dict):
             return known.get(id(schema), frozenset())
         return frozenset() if schema is False else TYPES
 
+    open_parts = parts[::-1]  # types are only added, until a part has all that it declares
     for _ in range(MAX_CHAIN):
         before = dict(known)
-        for part in reversed(parts):
-            together = list(_together(part, document))
-            finite = _declared(part).keys() - _endless(together, types)
+        open_parts = [part for part in open_parts if types(part) != _declared(part).keys()]
+        for part in open_parts:
+            finite = _declared(part).keys() - _endless(together[id(part)], types)
             alternatives = [part[name] for name in ("anyOf", "oneOf") if name in part]
-            finite = finite.intersection(*map(types, together[1:]))
+            finite = finite.intersection(*map(types, together[id(part)][1:]))
             for schemas in alternatives:
                 if isinstance(schemas, list):
                     finite &= frozenset().union(*map(types, schemas))
@@ -225,7 +235,7 @@ def _forbid_endless(document: Schema, parts: list[Schema], place: str) -> None:
         if not types(part):
             part.clear()
             part["enum"] = []
-        elif endless := declared.keys() & _endless(list(_together(part, document)), types):
+        elif endless := declared.keys() & _endless(together[id(part)], types):
             part["type"] = [name for kind, name in declared.items() if kind not in endless]
 
 
@@ -236,16 +246,19 @@ def _declared(part: Schema) -> dict[str, str]:
     return {"number" if name == "integer" else str(name): str(name) for name in names}
 
 
-def _together(part: Any, document: Schema, seen: tuple[int, ...] = ()) -> Iterator[Any]:
-    """`part`, and all that a value of it follows too."""
-    yield part
-    if not isinstance(part, dict) or id(part) in seen:
-        return
-    others = part.get("allOf")
-    for other in others if isinstance(others, list) else ():
-        yield from _together(other, document, (*seen, id(part)))
-    if "$ref" in part:
-        yield from _together(_target(document, str(part["$ref"])), document, (*seen, id(part)))
+def _together(part: Any, document: Schema) -> list[Any]:
+    """`part`, and then once all that a value of it follows too: itself if it contains itself."""
+    together, seen = [part], set[int]()
+    for schema in together:
+        if not isinstance(schema, dict):
+            continue
+        others = schema.get("allOf")
+        others = [*others] if isinstance(others, list) else []
+        if "$ref" in schema:
+            others.append(_target(document, str(schema["$ref"])))
+        together += [other for other in others if id(other) not in seen]
+        seen.update(map(id, others))
+    return together
 
 
 def _target(document: Schema, reference: str) -> Any:
