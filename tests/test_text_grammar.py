@@ -260,6 +260,7 @@ REFUSED = [
     ({"pattern": "^(ab){10000}$"}, "count 10,000 in a pattern"),
     ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
+    ({"format": "time", "allOf": 3}, "allOf must be an array"),
     *((schema, r"^json_schema has the number -?\d+, and digits of") for schema in BEYOND_DOUBLES),
 ]
 
@@ -383,6 +384,11 @@ def numbers(**bounds) -> dict:
         (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0]", False),
         (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0.4]", True),
         (numbers(allOf=[{"exclusiveMinimum": 1}, {"maximum": 1.25}]), "[1]", False),
+        ({"type": ["string", "null"], "format": "date-time"}, "null", True),
+        ({"type": "string", "pattern": '^[^"]+$'}, r'"a\"', False),
+        ({"type": "string", "pattern": r"^[^\\/-]+$"}, r'"a\\', False),
+        ({"type": "string", "pattern": r"^\[[^-a]+$"}, r'"[b\\"', True),
+        ({**CLOSED, "patternProperties": {'^[^"]$': {}}}, r'{"\"', False),
         ({"type": "string"}, f'"{"1234567890" * 4}"', True),
         ({"type": "string", "pattern": "^[0-9]{40}$"}, f'"{"1234567890" * 4}"', True),
     ],

@@ -59,10 +59,15 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
     for part in parts:
         part.pop("uniqueItems", None)
+        others = part.get("allOf", [])
         if part.get("format") not in FORMATS:
             part.pop("format", None)  # an annotation
-        elif part["format"] in TIMES:
-            part["allOf"] = [*part.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
+        elif part["format"] in TIMES and isinstance(others, list):
+            part["allOf"] = [*others, {"pattern": SHORT_NUMBERS}]
+        if isinstance(pattern := part.get("pattern"), str):
+            part["pattern"] = _without_nul(pattern)
+        if isinstance(rules := part.get("patternProperties"), dict):
+            part["patternProperties"] = {_without_nul(name): rules[name] for name in rules}
     if why := next(filter(None, map(_wrong_value, parts)), "") or _wrong_divisors(parts):
         raise BadInput(f"{place} has {why}.", param)
     _move_bounds(parts, "exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1)
@@ -72,6 +77,12 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
     if any("$ref" in part for part in parts):
         _forbid_endless(document, parts, place)
     return styled(document)
+
+
+def _without_nul(pattern: str) -> str:
+    """`pattern` with negated classes that exclude NUL too: for a class of all control characters
+    llguidance would allow the escapes \\\\ and \\", even in [^"]."""
+    return re.sub(r"(\\.)|\[\^", lambda match: match[1] or r"[^[\x00]", pattern)
 
 
 def _move_bounds(parts: list[Schema], name: str, others: Iterable[str], direction: int) -> None:
