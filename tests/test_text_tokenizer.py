@@ -153,6 +153,13 @@ def test_streamed_text_is_the_decoded_text(any_tokenizer, ids, before, special):
         assert text == whole[len(prompt) :]
 
 
+def test_a_replacement_character_that_ends_the_prompt_is_no_part_of_the_answer(any_tokenizer):
+    character = any_tokenizer.encode(REPLACEMENT) or [0xEF, 0xBF, 0xBD]
+    letter = any_tokenizer.token_id("a")
+    stream = TextStream(any_tokenizer, before=[letter, *character])
+    assert stream.push(letter) + stream.rest() == "a"
+
+
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

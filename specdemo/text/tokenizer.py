@@ -281,7 +281,9 @@ class TextStream:
         self._spelled = spelled
         self._ids = [id for id in before[-2 * TAIL :] if self._has_text(id)]
         text = self._text = self._decode(self._ids)
-        self._shown = len(text) - text.endswith(REPLACEMENT)
+        ending = b"".join(map(tokenizer.token_bytes, self._ids[-3:]))  # of one character, perhaps
+        incomplete = text.endswith(REPLACEMENT) and not ending.endswith(REPLACEMENT.encode())
+        self._shown = len(text) - incomplete
 
     def push(self, id: int) -> str:
         """The text that is certain after one more token: no later token can change it."""
