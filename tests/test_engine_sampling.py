@@ -84,6 +84,14 @@ def test_filters_agree_with_sorting_the_whole_vocabulary(row, temperature, filte
     assert np.abs(dense - reference(row, sampling)).max() < 1e-5
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-39])
+@pytest.mark.parametrize("filters", [{}, {"min_p": 1.0}, {"top_p": 0.5}, {"top_k": 3}])
+def test_the_lowest_temperatures_draw_the_likeliest_token(temperature, filters):
+    row = np.array([0, 3, 2.9999, -50], np.float32)
+    with np.errstate(over="raise", invalid="raise"):
+        assert choose(row, Sampling(temperature=temperature, **filters), 0)[0] == 1
+
+
 def test_the_edge_of_min_p_is_half_the_way_of_the_nearest_token_to_it():
     """Two logits that change by this much change their ratio by twice as much."""
     row = np.log(np.array([1.0, 0.104, 0.098, 0.02], np.float32))

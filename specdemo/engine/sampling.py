@@ -18,6 +18,10 @@ LIKELY = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
 each; the rest, the tail, share one. So a draw does not need noise for the whole vocabulary."""
 
+LOWEST_TEMPERATURE = 1e-20
+"""At this one only the likeliest token has a weight. Lower ones would do the same, but logits
+divided by them have no numbers: float32 ends at 3e38."""
+
 MAX_MARGIN = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
 _RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
 _MASK = (1 << 64) - 1
@@ -43,6 +47,11 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature:
+            temperature = max(self.temperature, LOWEST_TEMPERATURE)
+            object.__setattr__(self, "temperature", temperature)
 
     @property
     def greedy(self) -> bool:
