@@ -217,6 +217,15 @@ def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
     assert [call.arguments for call in calls] == [arguments] * 2
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_end_of_a_list_of_calls_is_no_content_however_it_is_cut(size):
+    text = CALLS["phi"][2]
+    reader, content = CallReader(Tools(FUNCTIONS, form=PHI)), ""
+    for start in range(0, len(text), size):
+        content += reader.read(text[start : start + size], start + size >= len(text))[0]
+    assert PHI.list_end in text and content == ""
+
+
 def test_the_form_is_that_of_the_template():
     forms = {path.stem: call_form(path.read_text("utf-8")) for path in TEMPLATES.glob("*.jinja")}
     wanted = dict.fromkeys(("qwen25", "qwen3", "hermes"), HERMES) | {"llama3": LLAMA}

@@ -109,6 +109,8 @@ class CallReader:
             if self._after_call:  # what stands between calls is no content
                 between = (form.separator or "") + ("]" if form.list_marker else "")
                 self._unread = self._unread.lstrip(between).removeprefix(form.list_end)
+                if not last and self._unread and form.list_end.startswith(self._unread):
+                    return content, tuple(calls)
                 leads += (form.head,)
             end, begins = certain(self._unread, leads)
             if form.first and (self._has_content or end) or last and not begins:
