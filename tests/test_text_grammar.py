@@ -261,6 +261,10 @@ REFUSED = [
     ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
     ({"format": "time", "allOf": 3}, "allOf must be an array"),
+    (
+        {"properties": {f"a{n}": {"patternProperties": {"^b": {}}} for n in range(200)}},
+        "200 patternProperties and 200 names; at most 10,000",
+    ),
     *((schema, r"^json_schema has the number -?\d+, and digits of") for schema in BEYOND_DOUBLES),
 ]
 

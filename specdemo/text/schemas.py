@@ -15,7 +15,7 @@ MAX_SCHEMA = 64_000  # characters: the time to compile grows with the square of 
 MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are made
 MAX_FORCED, MAX_ITEMS = 5_000, 1_000  # characters and items in a row without an alternative
 MAX_LENGTH = 2_000  # `minLength`; each character of a limited text takes up to nine lexer states
-MAX_PAIRS = 5_000  # of patterns and names that are compared
+MAX_PAIRS = 10_000  # of the patterns of all parts and names, which are compared
 MAX_CHAIN = 100  # references that depend on each other
 MAX_REFERENCES = 10_000  # of all parts together, each with the references of what it refers to
 
@@ -170,7 +170,7 @@ def _name_properties(parts: list[Schema], place: str, allows: Allows) -> None:
     param = place.partition(":")[0]
     known = {name: None for part in parts for name in _names(part.get("properties"))}
     known |= {name: None for part in parts for name in _names(part.get("required"))}
-    patterns = {name for part in parts for name in _names(part.get("patternProperties"))}
+    patterns = [name for part in parts for name in _names(part.get("patternProperties"))]
     if len(patterns) * len(known) > MAX_PAIRS:
         message = f"{place} has {len(patterns):,} patternProperties and {len(known):,} names"
         raise BadInput(f"{message}; at most {MAX_PAIRS:,} pairs are compared.", param)
@@ -182,7 +182,7 @@ def _name_properties(parts: list[Schema], place: str, allows: Allows) -> None:
 
     matching: dict[str, set[str]] = {}
     texts = [json.dumps(name, ensure_ascii=False) for name in known]
-    for pattern in patterns:
+    for pattern in set(patterns):
         fits = allows({"type": "string", "pattern": pattern}, texts)
         matching[pattern] = {name for name, fit in zip(known, fits, strict=True) if fit}
     for part in parts:
