@@ -383,6 +383,7 @@ def numbers(**bounds) -> dict:
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"a"', False),
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"b": 1}', True),
         (numbers(exclusiveMinimum=1, maximum=1.25), "[1]", False),
+        (numbers(minimum=1, exclusiveMinimum=True, maximum=1.25), "[1]", False),
         (numbers(exclusiveMinimum=1, maximum=1.25), "[1.1]", True),
         (numbers(exclusiveMinimum=1, maximum=2), "[1.5, 2]", True),
         (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0]", False),

@@ -64,6 +64,9 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
             part.pop("format", None)  # an annotation
         elif part["format"] in TIMES and isinstance(others, list):
             part["allOf"] = [*others, {"pattern": SHORT_NUMBERS}]
+        for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if part.get(name) is True and bound in part:  # as in draft 4
+                part[name] = part.pop(bound)
         if isinstance(pattern := part.get("pattern"), str):
             part["pattern"] = _without_nul(pattern)
         if isinstance(rules := part.get("patternProperties"), dict):
