@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from toy_session import ToySession
 
+from specdemo.errors import BadInput
 from specdemo.server import request_guard, web_server
 from specdemo.server.page import routes
 from specdemo.server.request_guard import RequestGuard
@@ -627,3 +628,12 @@ def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_statu
 def test_what_is_accepted_sends_small_writes_at_once():
     with bound_socket("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only
+
+
+def test_an_address_that_cannot_be_used_is_named_with_the_reason():
+    with bound_socket("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(BadInput, match=rf"--port {port} cannot be used: Address .* in use\.$"):
+            bound_socket("127.0.0.1", port)
+    with pytest.raises(BadInput, match=r"cannot be used: [^\d(]+\.$"):
+        bound_socket("no host", 0)

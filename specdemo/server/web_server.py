@@ -4,7 +4,6 @@ connections may cost before a request has reached the RequestGuard."""
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 import time
@@ -259,7 +258,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         bound = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
         raise BadInput(f"--host {host} --port {port} cannot be used: {reason}.") from error
     # asyncio sends small writes at once only if the socket names its protocol; else 40 ms later.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, bound.detach())
