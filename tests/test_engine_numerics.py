@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import math
 from contextlib import ExitStack, closing
-from itertools import cycle, product
+from itertools import cycle, pairwise, product
 from time import perf_counter
 
 import numpy as np
@@ -22,7 +22,7 @@ from test_engine_paged import CLOSE, CORE, F32, KERNELS, OWN
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
-from specdemo.engine.backends import fusion, graph, kernels, numerics
+from specdemo.engine.backends import fusion, graph, kernels, numerics, tiles
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.checkpoint import PairFiles, weights_size
@@ -414,6 +414,18 @@ def test_products_are_those_of_numpy_whatever_the_rows_threads_and_instructions(
             assert np.array_equal(made[0], first)
             assert np.abs(made - exact[:rows]).max() < 1e-5 * np.abs(exact).max()
             assert np.abs(beside - other_exact[:rows]).max() < 1e-5 * np.abs(other_exact).max()
+
+
+def test_packed_weights_follow_each_other_in_whole_lines():
+    """So that NumPy asks for large pages, whatever the sizes of single matrices."""
+    scales, zeros = np.ones((40, 3), np.float16), np.ones((40, 3), np.int8)
+    weights = [tiles.Weights(np.ones((40, 96), np.uint8), 8, scales, zeros)] * 3
+    rooms = tiles.room_for(weights)
+    for room, following in pairwise(rooms):
+        assert room.ctypes.data % tiles.LINE_BYTES == 0
+        assert following.ctypes.data == room.ctypes.data + room.size
+    made = [tiles.pack(*pair).content[0] for pair in zip(weights, rooms, strict=True)]
+    assert all(np.shares_memory(memory, rooms[0].base) for memory in made)
 
 
 def root_mean_square(x: ov.Node, power: bool) -> ov.Node:
