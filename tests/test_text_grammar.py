@@ -393,6 +393,8 @@ def numbers(**bounds) -> dict:
         ({"type": "string", "pattern": '^[^"]+$'}, r'"a\"', False),
         ({"type": "string", "pattern": r"^[^\\/-]+$"}, r'"a\\', False),
         ({"type": "string", "pattern": r"^\[[^-a]+$"}, r'"[b\\"', True),
+        ({"type": "string", "pattern": "^[^]]+$"}, '"ab"', True),
+        ({"type": "string", "pattern": "^[^]]+$"}, '"a]"', False),
         ({**CLOSED, "patternProperties": {'^[^"]$': {}}}, r'{"\"', False),
         ({"type": "string"}, f'"{"1234567890" * 4}"', True),
         ({"type": "string", "pattern": "^[0-9]{40}$"}, f'"{"1234567890" * 4}"', True),

@@ -85,7 +85,7 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
 def _without_nul(pattern: str) -> str:
     """`pattern` with negated classes that exclude NUL too: for a class of all control characters
     llguidance would allow the escapes \\\\ and \\", even in [^"]."""
-    return re.sub(r"(\\.)|\[\^", lambda match: match[1] or r"[^[\x00]", pattern)
+    return re.sub(r"(\\.)|\[\^(\]?)", lambda match: match[1] or rf"[^{match[2]}[\x00]", pattern)
 
 
 def _move_bounds(parts: list[Schema], name: str, others: Iterable[str], direction: int) -> None:
