@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypedDict, Unpack, overload
 
 from pydantic import BaseModel, Field, ValidationError
@@ -90,6 +90,14 @@ class Extras(Strict):
     continue_final_message: bool = False
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Numbers that are no options of a question."""
+
+    threads: Annotated[Whole, Field(ge=1)] | None = None  # of an inference
+    repeat: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # seconds
+
+
 class ChatTokenizer:
     """The tokenizer of the target model, with its chat template."""
 
@@ -98,12 +106,17 @@ class ChatTokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The token ids of `text`; with `special`, texts such as `<|im_start|>` become special
-        tokens."""
+        tokens. Raises BadInput."""
+        if not isinstance(text, str):
+            raise unusable("text", text, "it must be text")
         return self._tokenizer.encode(text, special=special, limited=False)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of `ids`, without special tokens unless `special`."""
-        return self._tokenizer.decode(ids, special=special)
+        """The text of `ids`, without special tokens unless `special`. Raises BadInput."""
+        try:
+            return self._tokenizer.decode(ids, special=special)
+        except (TypeError, ValueError, OverflowError):
+            raise unusable("ids", ids, "it must be a list of token ids") from None
 
     def apply_chat_template(
         self,
@@ -197,7 +210,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """Answers, then decodes autoregressively too: the answer has `identical`, `speedup` and a
         `verdict`. The first race waits until all is compiled. One race decides nothing: it is
         repeated until enough count, and decode for `repeat` seconds, or until that takes long."""
-        question = self._question(prompt, options, baseline=True, repeat=repeat)
+        seconds = parse(Limits, {"repeat": repeat}).repeat
+        question = self._question(prompt, options, baseline=True, repeat=seconds)
         return trace_of(self.session.ask(question))
 
     def _question(
@@ -297,10 +311,14 @@ def load(
     The other options are those of `specdemo run`; `threads` bounds the processor threads of an
     inference. Raises BadInput for an unusable choice, FetchError, ModelError or MissingPackage.
     """
-    choice = dict(locals())
-    del choice["threads"]
-    if os.sep in pair or pair.lower().endswith(".gguf"):
-        raise BadInput(f"{pair!r} names no pair; pass files and folders as model=...", "pair")
-    chosen = chosen_pair(parse(ModelChoice, choice))
+    values = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in locals().items()
+    }
+    limits, choice = parse(Limits, {"threads": values.pop("threads")}), parse(ModelChoice, values)
+    if os.sep in choice.pair or choice.pair.lower().endswith(".gguf"):
+        message = f"{choice.pair!r} names no pair; pass files and folders as model=..."
+        raise BadInput(message, "pair")
+    chosen = chosen_pair(choice)
     with progress_bar() as report:
-        return Pipeline(open_session(chosen, report, threads=threads))
+        return Pipeline(open_session(chosen, report, threads=limits.threads))

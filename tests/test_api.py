@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import math
 import re
 import threading
 from contextlib import aclosing
@@ -360,6 +361,16 @@ def test_unusable_options_are_named(toy):
         specdemo.load("folder/x.gguf")
     with pytest.raises(BadInput, match="assistant_model needs model or pair"):
         specdemo.load(assistant_model="x")
+    for wrong in ({"pair": 3}, {"model": 3}, {"threads": "two"}, {"threads": 0}):
+        with pytest.raises(BadInput, match=f"^{next(iter(wrong))} is "):
+            specdemo.load(**wrong)
+    with pytest.raises(BadInput, match="gone"):
+        specdemo.load(model=Path("/gone/model.gguf"))
+    for repeat in ("long", -1, math.nan):
+        with pytest.raises(BadInput, match="^repeat is "):
+            Pipeline(toy).race("hello", repeat=repeat)
+    with pytest.raises(BadInput, match="^messages.0: content is None; it must be text"):
+        Pipeline(toy).generate([Message("user", None)])
 
 
 def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
@@ -375,6 +386,13 @@ def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
     assert tokenizer.decode(continued, special=True).endswith("three")
     with pytest.raises(BadInput, match="The last message is the assistant's"):
         tokenizer.apply_chat_template(chat)
+    with pytest.raises(BadInput, match="There are no messages"):
+        tokenizer.apply_chat_template([])
+    with pytest.raises(BadInput, match="^text is 3; it must be text"):
+        tokenizer.encode(3)
+    for wrong in ([-1], [1 << 40], "word", [None]):
+        with pytest.raises(BadInput, match="^ids is .*; it must be a list of token ids"):
+            tokenizer.decode(wrong)
 
 
 def test_the_notebook_runs(session, monkeypatch, capsys):

@@ -112,7 +112,11 @@ def read_messages(
     `require_question`."""
     turns = []
     for number, message in enumerate(messages):
-        if not isinstance(message, Message):
+        if isinstance(message, Message):
+            if not isinstance(message.content, str):
+                reason = f"content is {message.content!r:.40}; it must be text."
+                raise BadInput(f"messages.{number}: {reason}", "messages")
+        else:
             try:
                 message = ChatMessage.model_validate(dict(message)).turn()
             except ValidationError as error:
@@ -125,7 +129,9 @@ def read_messages(
 
 def require_question(turns: Sequence[Message], continues: bool) -> None:
     """Raise BadInput if a user's message is empty, or if the last one is the assistant's unless the
-    answer `continues` it."""
+    answer `continues` it, or if there is none."""
+    if not turns:
+        raise BadInput("There are no messages; write a user's message.", "messages")
     if turns[-1].role == "assistant" and not continues:
         message = "The last message is the assistant's; end with a user's message, or let it be"
         raise BadInput(f"{message} continued with continue_final_message.", "messages")
