@@ -9,7 +9,8 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
+from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -360,10 +361,16 @@ def test_silent_connections_make_room_for_others(serving, monkeypatch):
     monkeypatch.setattr(web_server, "CONNECTIONS", 40)
     address = serving()[1]
     with ExitStack() as stack:
+        visitor = stack.enter_context(closing(HTTPConnection(*address)))
+        visitor.request("GET", "/")
+        assert visitor.getresponse().read()
         for number in range(90):
             silent = stack.enter_context(socket.create_connection(address))
             silent.sendall([b"", GET[:9], POST + b"Content-Length: 9\r\n\r\n{"][number % 3])
         assert statuses_of(exchange(address, LAST)) == [200]
+        visitor.auto_open = 0  # its connection is still there
+        visitor.request("GET", "/")
+        assert visitor.getresponse().status == 200
 
 
 def test_of_active_connections_those_of_a_large_network_make_room():

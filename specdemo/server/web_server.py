@@ -185,14 +185,16 @@ async def send_until_close(cycle: RequestResponseCycle, send: Any, message: Any)
 
 def make_room(connections: set[Connection]) -> None:
     """At CONNECTIONS, close a twentieth: first those that wait for their client, then those of a
-    network that has more than a tenth; of the largest network first, and the oldest first."""
+    network that has more than a tenth; of the largest network first, those that never got a
+    response first, since the next request of others may be on its way, and the oldest first."""
     if len(connections) < CONNECTIONS:
         return
     sizes = Counter(connection.network for connection in connections)
     sizes[""] = 0  # not one network
 
-    def order(connection: Connection) -> tuple[bool, int, float]:
-        return not connection.waiting, -sizes[connection.network], connection.since
+    def order(connection: Connection) -> tuple[bool, int, bool, float]:
+        size, answered = sizes[connection.network], connection.idle and connection.cycle is not None
+        return not connection.waiting, -size, answered, connection.since
 
     closable = [
         connection
