@@ -91,7 +91,7 @@ class Extras(Strict):
 
 
 @dataclass(frozen=True)
-class Limits:
+class OtherNumbers:
     """Numbers that are no options of a question."""
 
     threads: Annotated[Whole, Field(ge=1)] | None = None  # of an inference
@@ -210,7 +210,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """Answers, then decodes autoregressively too: the answer has `identical`, `speedup` and a
         `verdict`. The first race waits until all is compiled. One race decides nothing: it is
         repeated until enough count, and decode for `repeat` seconds, or until that takes long."""
-        seconds = parse(Limits, {"repeat": repeat}).repeat
+        seconds = parse(OtherNumbers, {"repeat": repeat}).repeat
         question = self._question(prompt, options, baseline=True, repeat=seconds)
         return trace_of(self.session.ask(question))
 
@@ -315,7 +315,7 @@ def load(
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in locals().items()
     }
-    limits, choice = parse(Limits, {"threads": values.pop("threads")}), parse(ModelChoice, values)
+    limits, choice = parse(OtherNumbers, {"threads": values.pop("threads")}), parse(ModelChoice, values)
     if os.sep in choice.pair or choice.pair.lower().endswith(".gguf"):
         message = f"{choice.pair!r} names no pair; pass files and folders as model=..."
         raise BadInput(message, "pair")
