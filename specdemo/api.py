@@ -315,10 +315,11 @@ def load(
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in locals().items()
     }
-    limits, choice = parse(OtherNumbers, {"threads": values.pop("threads")}), parse(ModelChoice, values)
+    numbers = parse(OtherNumbers, {"threads": values.pop("threads")})
+    choice = parse(ModelChoice, values)
     if os.sep in choice.pair or choice.pair.lower().endswith(".gguf"):
         message = f"{choice.pair!r} names no pair; pass files and folders as model=..."
         raise BadInput(message, "pair")
     chosen = chosen_pair(choice)
     with progress_bar() as report:
-        return Pipeline(open_session(chosen, report, threads=limits.threads))
+        return Pipeline(open_session(chosen, report, threads=numbers.threads))
