@@ -10,6 +10,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -242,6 +243,9 @@ def test_an_interrupt_of_compiling_stays_one(tiny_home, monkeypatch):
     xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
     with pytest.raises(KeyboardInterrupt):
         PagedModel(xml, ModelSettings(properties=OWN))
+    # Only the main thread is interrupted: elsewhere a model may have named something so.
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ModelError):
+        pool.submit(PagedModel, xml, ModelSettings(properties=OWN)).result()
 
 
 def require_equal_bits(paged: PagedModel) -> None:

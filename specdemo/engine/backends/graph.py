@@ -1,6 +1,7 @@
 """Changes a decoder's graph before it is compiled: adds paged attention and further outputs, limits
 the output projection to the rows asked for, and joins small products that share their input."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -398,8 +399,10 @@ def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
 
 def last_line(error: BaseException) -> str:
     """The last line of an error, at most 200 characters; it usually names the cause. Raises
-    KeyboardInterrupt if that was one: OpenVINO makes an error of what a callback raises."""
-    if KeyboardInterrupt.__name__ in str(error):
+    KeyboardInterrupt if that was one: OpenVINO makes an error of what a callback raises. Only the
+    main thread is interrupted; elsewhere a name in a model may read like one."""
+    interruptible = threading.current_thread() is threading.main_thread()
+    if interruptible and KeyboardInterrupt.__name__ in str(error):
         raise KeyboardInterrupt from error
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:200]
