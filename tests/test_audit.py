@@ -434,7 +434,7 @@ def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(small_model,
     assert report["sampling"]["p_value"] == min(values.values())
 
 
-def accept_everything(rows, draft, sampling, max_margin=0.0, verify=acceptance.verify):
+def accept_everything(rows, draft, sampling, verify=acceptance.verify):
     last = len(draft.tokens)
     context = [*rows.context, *draft.tokens]
     whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)

@@ -211,9 +211,8 @@ def test_kernels_compute_decoders_of_many_families_as_one_node(
     xml = exported(tmp_path / "model", "int8")
     round_weights(model, four=False)
     expected = torch_logits(model)
-    paged = PagedModel(xml, ModelSettings(properties=OWN, fixed_shapes=(3,)))
-    assert paged.whole == whole
-    assert paged.settings.fixed_shapes == (() if whole else (3,))
+    paged = PagedModel(xml, ModelSettings(properties=OWN))
+    assert bool(paged.attention) == whole
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()  # activations have 8 bits
     require_equal_bits(paged)
@@ -226,7 +225,7 @@ def test_kernels_compute_dolly_as_optimum_intel_exports_it(tiny_home, monkeypatc
     monkeypatch.setattr(kernels, "vnni", str)
     xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
     paged = PagedModel(xml, ModelSettings(properties=OWN))
-    assert paged.whole
+    assert paged.attention
     expected = paged_logits(opened(xml), IDS[:5], IDS[5:6], IDS[6:])
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()
@@ -516,7 +515,7 @@ def test_a_sliding_window_is_exact_across_its_edge(tmp_path, monkeypatch, comput
         xml = exported(tmp_path / "model", "int8")
         round_weights(model, four=False)
         paged = PagedModel(xml, ModelSettings(properties=OWN))
-        assert paged.whole
+        assert paged.attention
 
     def verify(sequence, tokens: list[int], rows: int = 0) -> np.ndarray:
         run = Run(sequence, tokens, rows or len(tokens), stepwise=True)

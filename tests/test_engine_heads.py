@@ -63,18 +63,17 @@ def head_pair(tiny_llama_pair, tmp_path_factory):
 @pytest.mark.parametrize("shares", [(), (1 / 3, 1.0)])
 @pytest.mark.parametrize("kind", ["llama", "dolly"])
 def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares):
-    """Of a Llama and of a GPT-NeoX, dynamic and with a fixed shape."""
+    """Of a Llama and of a GPT-NeoX."""
     if kind == "llama":
         xml = request.getfixturevalue("tiny_llama_pair").target
     else:
         xml = request.getfixturevalue("tiny").dolly / "openvino_model.xml"
     found = []
     for hidden in (None, Taps(fractions=shares), Taps(layers=(0, 1, 2))):
-        model = PagedModel(xml, ModelSettings(properties=EXACT, fixed_shapes=(3,), hidden=hidden))
+        model = PagedModel(xml, ModelSettings(properties=EXACT, hidden=hidden))
         with model.new_sequence() as sequence:
             [prompt] = model.forward([Run(sequence, list(range(9)), 2)])
             rows = [prompt.rows.copy()]
-            next(model.compiling)
             [three] = model.forward([Run(sequence, [1, 2, 3], 3, stepwise=True)])
             rows.append(three.rows.copy())
         found.append(np.concatenate(rows))
@@ -242,14 +241,13 @@ class Text:
         return np.array(expected)
 
 
-@pytest.mark.parametrize("shapes", [(), (1, 2)])
 @pytest.mark.parametrize(
     ("own", "gives_states"),
     [({}, True), ({"norm_output": True, "target_hidden": 64}, True), ({}, False)],
     ids=str,
 )
 def test_chains_of_several_requests_and_rows_written_anew_are_those_of_the_reference(
-    tmp_path, own, gives_states, shapes
+    tmp_path, own, gives_states
 ):
     source = written(tmp_path, **own)
     xml = exported(source)
@@ -257,9 +255,7 @@ def test_chains_of_several_requests_and_rows_written_anew_are_those_of_the_refer
         model = ov.Core().read_model(xml)
         model.remove_result(model.output("state").node)
         ov.save_model(model, xml := tmp_path / "other.xml", compress_to_fp16=False)
-    head = opened(xml, fixed_shapes=shapes)
-    list(head.compiling)
-    assert set(head._fixed) == set(shapes)
+    head = opened(xml)
     texts = [Text(ReferenceHead(source), seed) for seed in range(3)]
     sequences = [head.new_sequence() for _ in texts]
     rng = np.random.default_rng(9)

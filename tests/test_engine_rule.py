@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
-import math
 import subprocess
 import sys
 from collections import Counter
@@ -59,8 +58,8 @@ class Branching:
     def draw(self, source: Distribution, seed, position, stream=0) -> int:
         return int(source.ids[self.decide(source.probabilities)])
 
-    def choose(self, logits, sampling, position, known, ids=None, max_margin=0.0):
-        return self.draw(distribution(logits, sampling), sampling.seed, position), math.inf
+    def choose(self, logits, sampling, position, known, ids=None):
+        return self.draw(distribution(logits, sampling), sampling.seed, position)
 
     def accepts(self, chance, seed, position) -> bool:
         return self.decide([chance, 1 - chance]) == 0

@@ -70,17 +70,6 @@ def submit(scheduler, models, prompt=(1, 2, 3), new=20, draft=0, first=False, **
     return scheduler.submit(Handle(work, models, **options), first=first)
 
 
-def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(scheduler, shared):
-    shared["target"].min_tokens = 4
-    sequence, replies = shared["target"].new_sequence(), []
-
-    def work():
-        replies.append((yield Forward("target", Run(sequence, [1, 2], 1))))
-
-    list(scheduler.submit(Handle(work(), shared)).events())
-    assert [(reply.tokens, reply.others) for reply in replies] == [(4, 0)]
-
-
 def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypatch):
     """It drafted as much as if it were alone, and all others waited."""
     model, others, plan = shared["target"], [], Policy.plan
@@ -93,7 +82,7 @@ def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypa
     works = [asked.work(target, [LookupSource()]) for _ in range(3)]
     [prefill, *_] = map(next, works)
     [logits] = model.forward([prefill.run])
-    assert isinstance(works[0].send(Reply(logits, 0.0, 3)), Round)
+    assert isinstance(works[0].send(Reply(logits, 0.0)), Round)
     next(works[0])
     for work in works:
         work.close()
@@ -125,7 +114,7 @@ def test_a_request_that_awaits_a_future_delays_no_other(scheduler, shared, ends)
 
     def work():
         yield future
-        yield (yield Forward("target", Run(sequence, [1, 2], 1))).tokens
+        yield len((yield Forward("target", Run(sequence, [1, 2], 1))).logits.rows)
         return future.result()
 
     awaiting = scheduler.submit(Handle(work(), shared))
@@ -136,7 +125,7 @@ def test_a_request_that_awaits_a_future_delays_no_other(scheduler, shared, ends)
         assert list(awaiting.events()) == [] and awaiting.stopped
     elif ends == "done":
         future.set_result(7)
-        assert list(awaiting.events()) == [2] and awaiting.result == 7
+        assert list(awaiting.events()) == [1] and awaiting.result == 7
     else:
         future.set_exception(ModelError("too complex"))
         with pytest.raises(ModelError, match="too complex"):
@@ -254,7 +243,7 @@ def read_prompt(model, tokens: int, shared_since: int) -> tuple[list[int], bytes
                 return sizes, done.value.logits.rows.tobytes()
             sizes.append(len(run.tokens))
             [logits] = model.forward([run])
-            reply = Reply(logits, 0.0, len(run.tokens), shared=sequence.length > shared_since)
+            reply = Reply(logits, 0.0, shared=sequence.length > shared_since)
 
 
 def test_a_prompt_is_read_in_fair_chunks_once_there_are_other_requests():

@@ -15,7 +15,7 @@ import numpy as np
 from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import Allowed
 from specdemo.engine.cost_model import CostModel
-from specdemo.engine.decode import Decoding, Guard, Limits, decode, prefill
+from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafts.draft_sources import (
     DraftSource,
     EagleSource,
@@ -57,7 +57,6 @@ class ToyModel:
         self.vocabulary_size = HASHED_VOCABULARY if table is None else table.shape[1]
         self.min_tokens = 1
         self.seconds = 0.0
-        self.size = 0
         self.costs = CostModel()
         self.batches: list[list[int]] = []
         self.fault = None
@@ -79,7 +78,6 @@ class ToyModel:
             length, blocks = len(run.sequence.tokens) + len(run.tokens), run.sequence.blocks
             blocks += run.sequence._pool.take(max(-(-length // BLOCK) - len(blocks), 0))
         self.batches.append([len(run.tokens) for run in batch])
-        self.size = max(sum(self.batches[-1]), self.min_tokens)
         self._last = [self._run(run) for run in batch]
         return list(self._last)
 
@@ -177,7 +175,6 @@ def decoding(
     drafter=None,
     policy: Policy | None = None,
     sampling: Sampling = GREEDY,
-    guard: Guard | None = None,
     language: Language | None = None,
 ) -> Decoding:
     """`decode` after a prompt that was run on this table."""
@@ -191,7 +188,6 @@ def decoding(
         policy=policy or Policy(),
         sampling=sampling,
         limits=limits,
-        guard=guard,
         allowed=allowed,
     )
 
@@ -215,7 +211,7 @@ def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round
             model = models[event.model]
             model = ToyModel(model) if isinstance(model, np.ndarray) else model
             [logits] = model.forward([event.run])
-            reply = Reply(logits, 0.001, len(event.run.tokens))
+            reply = Reply(logits, 0.001)
 
 
 def answer_ids(rounds: list[Round]) -> tuple[int, ...]:

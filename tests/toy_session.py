@@ -52,7 +52,7 @@ class ScriptModel(ToyModel):
     With `differs_at` it prefers another one at that position of an answer when a forward has no
     other token, as those of autoregressive decoding have not."""
 
-    threads, block_bytes, compiling = 1, 1000, ()
+    threads, block_bytes = 1, 1000
 
     def __init__(self, size: int, following: Callable, seconds: float, right: tuple[int, int]):
         super().__init__()

@@ -65,11 +65,10 @@ LeftOut = Literal["head", "model", "lookup"]
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens,
-    where the forward before had the same; `change_ms`: what another number adds. `draft_ms` and
-    `draft_change_ms`: the same of the draft model; with `draft_step_ms` alone, that of one token
-    and the typical rest. `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000
-    tokens of context add to each row; `ms` is without it."""
+    """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens.
+    `draft_ms`: the same of the draft model; with `draft_step_ms` alone, that of one token and the
+    typical rest. `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000 tokens of
+    context add to each row; `ms` is without it."""
 
     processor: str
     threads: int
@@ -78,25 +77,22 @@ class CostTable:
     draft_step_ms: float
     head_step_ms: float = 0.5
     attention_ms: float = 0.0
-    change_ms: float = 0.0
     draft_ms: dict[int, float] = field(default_factory=dict)
-    draft_change_ms: float = 0.0
     note: str = ""
 
     def target_costs(self) -> CostModel:
-        return _costs(self.ms, self.change_ms, self.attention_ms)
+        return _costs(self.ms, self.attention_ms)
 
     def draft_costs(self, head: bool) -> CostModel:
         step = self.head_step_ms if head else self.draft_step_ms
         typical = {size: step * ratio for size, ratio in TYPICAL.items()}
-        ms = (not head and self.draft_ms) or typical
-        return _costs(ms, 0.0 if head else self.draft_change_ms, 0.0)
+        return _costs((not head and self.draft_ms) or typical, 0.0)
 
 
-def _costs(ms: dict[int, float], change_ms: float, attention_ms: float) -> CostModel:
+def _costs(ms: dict[int, float], attention_ms: float) -> CostModel:
     costs = CostModel()
     seconds = {size: milliseconds / 1000 for size, milliseconds in ms.items()}
-    costs.learn(seconds, change_ms / 1000, attention_ms / 1e6)
+    costs.learn(seconds, attention_ms / 1e6)
     return costs
 
 
@@ -295,13 +291,9 @@ def replay(
 
 
 def _seconds(clock: CostModel, costs: CostModel, tokens: int, attended: int) -> float:
-    """Seconds of a forward on the machine that `clock` describes. `costs` choose its size and learn
-    from it."""
-    size = costs.choose(tokens)
-    changed, clock.last = size != clock.last, size
-    seconds = clock.seconds[size] + changed * clock.change if size in clock.seconds else 0.0
-    seconds = (seconds or clock.forward(size)) + attended * clock.attention
-    costs.record(size, seconds, attended)
+    """Seconds of a forward on the machine that `clock` describes. `costs` learn from it."""
+    seconds = clock.forward(tokens) + attended * clock.attention
+    costs.record(tokens, seconds, attended)
     return seconds
 
 
@@ -332,7 +324,7 @@ def _decode(
             event: Any = decoding.send(reply)
         except StopIteration:
             tokens = len(record.answer) - 1
-            baseline = tokens * clocks["target"].baseline(length + len(record.answer) // 2)
+            baseline = tokens * clocks["target"].forwards(0, length + len(record.answer) // 2)[1]
             return Replayed(tokens, rounds - 1, baseline, spent)  # the first round is the prefill
         reply = None
         if isinstance(event, Round):
@@ -361,7 +353,7 @@ def _decode(
                 choice = record.draft[end - length] if begin <= end < len(text) else WRONG
             token, probability = choice if drafted == text[begin:end] else WRONG
             logits = recorded_logits([token], probability)
-        reply = Reply(logits, seconds, count)
+        reply = Reply(logits, seconds)
 
 
 def recorded_logits(tokens: list[int], chance: float = 0.5) -> Logits:

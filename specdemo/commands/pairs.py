@@ -92,8 +92,7 @@ def machine(forget: bool, json_file: str | None) -> None:
             how = ", ".join("=".join(pair) for pair in target.properties)
             title = (
                 f"{model}, {numerics} ({how}): {target.invariance or 'not compared'}\n"
-                f"ms a forward by tokens ({1e3 * target.change:.1f} more for a change of their "
-                f"number), measured {target.measured or 'in passing'}"
+                f"ms a forward by tokens, measured {target.measured or 'in passing'}"
             )
             costs = sorted(target.costs.items())
             tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]

@@ -22,7 +22,6 @@ from .constraint import Mask
 from .messages import Draft, Logits, one_row
 from .sampling import (
     ACCEPT,
-    MAX_MARGIN,
     RESIDUAL,
     Distribution,
     Noise,
@@ -41,9 +40,7 @@ class Adjustment:
       answer (as in transformers and vLLM);
     - `frequency_penalty` f and `presence_penalty` p: x - f n - p, if it occurs n > 0 times in the
       answer (as in OpenAI's API and vLLM);
-    - `logit_bias` b: x + b.
-
-    `stretch`: two logits that differ by d differ by at most d times this afterwards."""
+    - `logit_bias` b: x + b."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]):
         self._repetition = np.float32(sampling.repetition_penalty)
@@ -53,7 +50,6 @@ class Adjustment:
         self._prompt_tokens = np.unique(np.array(prompt, np.int64))
         self._biased = np.array([token for token, _ in sampling.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
-        self.stretch = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
 
     def __call__(
         self,
@@ -124,47 +120,39 @@ class Verification:
     token in the place of `token`, until the next forward.
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed. `min_margin` is the least of all choices, in logits of the model; it
-    is infinite with the maximal coupling, whose answer depends on the draft anyway."""
+    or the only one allowed."""
 
     accepted: int
     token: int
     probabilities: tuple[float, ...]
     q: Callable[[int], float] = field(compare=False)
     margin: float | None = None
-    min_margin: float = math.inf
 
 
-def verify(
-    rows: TargetRows, draft: Draft, sampling: Sampling, max_margin: float = MAX_MARGIN
-) -> Verification:
-    """Verify a draft. Margins of sampled tokens are computed up to `max_margin` logits. Greedy
-    decoding and the shared coupling accept a draft token if it is the target's own choice."""
+def verify(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
+    """Verify a draft. Greedy decoding and the shared coupling accept a draft token if it is the
+    target's own choice."""
     if sampling.coupling == "maximal" and not sampling.greedy:
         return _verify_maximal(rows, draft, sampling)
-    stretch = 1.0 if rows.adjustment is None else rows.adjustment.stretch
     tokens = draft.tokens
     probabilities = []
-    min_margin = math.inf
     for index, drafted in enumerate((*tokens, None)):
         row = rows.row(tokens[:index])
         if sampling.greedy:
             token = row.best(0)
-            margin = row.margin(0) if max_margin or token != drafted else math.inf
         else:
             values = row.rows[0]
             known = float(values.max()), float(row.log_sum[0])
-            position = len(rows.context) + index
-            limit = max_margin * stretch
-            token, margin = choose(values, sampling, position, known, max_margin=limit)
-        min_margin = min(min_margin, margin / stretch)
+            token = choose(values, sampling, len(rows.context) + index, known)
         if drafted is not None:
             probabilities.append(row.probability(0, drafted))
         if token != drafted:
             break
-    shown = margin if sampling.greedy and margin < math.inf else None
+    margin = row.margin(0) if sampling.greedy else math.inf
     q = partial(row.probability, 0)
-    return Verification(index, token, tuple(probabilities), q, shown, min_margin)
+    return Verification(
+        index, token, tuple(probabilities), q, margin if margin < math.inf else None
+    )
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:

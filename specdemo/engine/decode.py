@@ -4,7 +4,7 @@ and the sampling settings; drafters change only the speed, except with the maxim
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -27,9 +27,7 @@ from .messages import (
     next_chunk,
 )
 from .policy import Policy
-from .sampling import MAX_MARGIN, Sampling
-
-REPEATED = 16  # the most tokens that one forward of `Guard.repeat` runs
+from .sampling import Sampling
 
 Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect a Reply
 
@@ -71,44 +69,6 @@ def prefill(
     return Prompt(tokens, last, seconds)
 
 
-@dataclass(slots=True)
-class Guard:
-    """Keeps forwards of one token exact where they round differently from larger ones, as on
-    processors without VNNI (docs/reference/numerics.md). They run unpadded; a near tie is run
-    again, padded.
-
-    `margin` (logits) is many times the largest measured difference between a one-token forward
-    and others, so a choice with a larger margin is safe. For any other, all tokens from position
-    `since` are run again: the first unpadded token, from which on last bits differ."""
-
-    margin: float
-    since: int | None = None
-
-    def doubts(self, run: Run, reply: Reply, position: int, margin: float) -> bool:
-        """Whether the choices after this forward must be made again. `margin` is the least of their
-        margins; `position` is that of the forward's first token in the text."""
-        if self.since is None and run.unpadded and reply.tokens == 1:
-            self.since = position
-        return self.since is not None and margin < self.margin
-
-    def repeat(
-        self, context: list[int], run: Run
-    ) -> Generator[Forward, Reply, tuple[Reply, float]]:
-        """Run all tokens from `since` again, then `run`, which begins with the last token of
-        `context`. Gives the reply to `run` and the seconds of all forwards."""
-        sequence = run.sequence
-        assert self.since is not None, "only doubts make a choice be repeated"
-        sequence.truncate(self.since)
-        seconds = 0.0
-        for begin in range(self.since, len(context) - 1, REPEATED):
-            tokens = context[begin : min(begin + REPEATED, len(context) - 1)]
-            reply = yield Forward("target", Run(sequence, tokens, 1, stepwise=True))
-            seconds += reply.seconds
-        self.since = None
-        reply = yield Forward("target", replace(run, unpadded=False))
-        return reply, seconds + reply.seconds
-
-
 def decode(
     prompt: Prompt,
     *,
@@ -117,7 +77,6 @@ def decode(
     policy: Policy,
     sampling: Sampling,
     limits: Limits,
-    guard: Guard | None = None,
     allowed: Allowed | None = None,
     logprobs: int | None = None,
     elapsed: Callable[[], float] = lambda: 0.0,
@@ -135,22 +94,14 @@ def decode(
     context = list(prompt.tokens)
     adjust = adjustment(sampling, context)
     # The first round has no draft, and its logits are the prefill's.
-    draft, reply = Draft(), Reply(prompt.logits, prompt.seconds, tokens=0)
+    draft, reply = Draft(), Reply(prompt.logits, prompt.seconds)
     kind: Kind = "first"
     masks = None if allowed is None else allowed.begin([])
-    run = Run(target, [], 0)
     try:
         while True:
             # Accept the draft tokens that the target chooses too, and add the token after them.
             rows = yield from target_rows(reply.logits, context, adjust, masks)
-            verification = verify(rows, draft, sampling, MAX_MARGIN if guard else 0.0)
-            seconds, margin = reply.seconds, verification.min_margin
-            # A near tie is decided by a forward that rounds as those of several tokens do.
-            if guard is not None and guard.doubts(run, reply, len(context) - 1, margin):
-                reply, repeated = yield from guard.repeat(context, run)
-                seconds += repeated
-                rows = replace(rows, logits=reply.logits)
-                verification = verify(rows, draft, sampling)
+            verification, seconds = verify(rows, draft, sampling), reply.seconds
             round_ = round_of(rows, draft, verification, limits.stop_ids, seconds, logprobs, kind)
             added = [token.id for token in round_.tokens]
             states = rows.logits.states(verification.accepted + 1)
@@ -175,11 +126,8 @@ def decode(
             # One forward gives the target's logits after the context and after each draft token.
             # Meanwhile the masks of these rows are computed.
             masks = None if allowed is None else allowed.begin(draft.tokens)
-            # Padded, a single token needs no guard.
-            unpadded = guard is not None and not draft.tokens and policy.costs.single_token_size < 2
             tokens = [context[-1], *draft.tokens]
-            run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
-            reply = yield Forward("target", run)
+            reply = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
     finally:
         target.truncate(min(target.length, len(context) - 1))
 

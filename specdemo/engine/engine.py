@@ -50,9 +50,9 @@ class CacheUse:
 
 
 class Engine:
-    """Compiles what the first token needs; arguments as in `Session`. The rest (fixed-shape
-    instances, a draft model that may come later, a missing cost table) is prepared between requests
-    if `background` is set, or when `preparing` is called. `profile` holds earlier measurements of
+    """Compiles what the first token needs; arguments as in `Session`. The rest (a
+    draft model that may come later, a missing cost table) is prepared between requests if
+    `background` is set, or when `preparing` is called. `profile` holds earlier measurements of
     this pair on this machine; `remember` gets the later ones. `drafts`: there is a draft model, or
     a draft head that the target model can feed. Raises ModelError."""
 
@@ -140,8 +140,8 @@ class Engine:
         rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
         draft, measured = self.draft, self._known.draft
         if draft is not None and draft.runner.costs.lasting[0]:
-            costs, change, attention = draft.runner.costs.lasting
-            measured = replace(measured, costs=costs, change=change, attention=attention)
+            costs, attention = draft.runner.costs.lasting
+            measured = replace(measured, costs=costs, attention=attention)
         if draft is not None and draft.decoder is not None:
             measured = replace(measured, properties=draft.decoder.settings.properties)
         return Profile(self._known.targets | targets, measured, rates)
@@ -191,9 +191,7 @@ class Engine:
         files, known = self._files, self._known.targets.get(name)
         if name == "exact":
             known = numerics.usable(known, files.target)
-        model, invariance = numerics.open_target(
-            files, self.core, name == "exact", known, self._available_bytes()
-        )
+        model, invariance = numerics.open_target(files, self.core, name == "exact", known)
         self._fix_cache(model)
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
@@ -201,7 +199,7 @@ class Engine:
         policy = Policy(limit=invariance.draft_limit, costs=model.costs, acceptance=rates)
         target = Target(name, model, prefixes, invariance, policy)
         if known is not None and known.costs:
-            model.costs.learn(known.costs, known.change, known.attention, lasting=True)
+            model.costs.learn(known.costs, known.attention, lasting=True)
             target.measured = known.measured
         return target
 
@@ -224,9 +222,7 @@ class Engine:
                 ids = ids[ids < target.model.vocabulary_size]
 
             def open_with(properties: Properties) -> Model:
-                free = self._available_bytes()
-                shapes = numerics.fixed_shapes(source, properties, numerics.DRAFT_SHAPES, free)
-                settings = ModelSettings(device, properties, shapes, token_ids=ids)
+                settings = ModelSettings(device, properties, token_ids=ids)
                 if self._head is not None and isinstance(files.target, Path):
                     return EagleHead(self._head, files.target, settings, self.core)
                 return open_model(source, settings, self.core)
@@ -241,21 +237,15 @@ class Engine:
             self._fix_cache(draft.decoder)
             self._caches["draft"] = draft.prefixes
         if costs := known.costs:
-            draft.runner.costs.learn(costs, known.change, known.attention, lasting=True)
+            draft.runner.costs.learn(costs, known.attention, lasting=True)
         self.draft = draft
 
     def _preparation(self, target: Target) -> Generator[None]:
         """Prepare what the first token does not need, one step for each yield."""
         model = target.model
         try:
-            for _ in model.compiling:
-                yield
             if self.drafts and self.draft is None:
                 self._open_draft(target)
-                yield
-            draft = self.draft
-            decoder = None if draft is None else draft.decoder
-            for _ in decoder.compiling if decoder else ():
                 yield
             target.compiled.set()
             if not target.invariance.complete:
@@ -276,8 +266,7 @@ class Engine:
         draft, costs = self.draft, target.model.costs
         if not costs.lasting[0]:
             decoder = None if draft is None else draft.decoder
-            guarded = target.invariance.guard is not None
-            yield from cost_measurement.learn_costs(target.model, decoder, guarded=guarded)
+            yield from cost_measurement.learn_costs(target.model, decoder)
             target.measured = datetime.now(UTC).date().isoformat()
         if draft is not None and not draft.runner.costs.lasting[0]:
             yield from draft.measure(target.model)

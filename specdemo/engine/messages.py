@@ -4,7 +4,7 @@ decoding yields. No model runs here, so code that only exchanges these needs no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -110,14 +110,12 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
-    compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
-    that a draft head reads, None for no head. Logits cover only `token_ids` (int64 [V], ascending;
-    None: all)."""
+    """How a decoder is compiled. `properties` go to the plugin as they are. `hidden` names the
+    states that a draft head reads, None for no head. Logits cover only `token_ids` (int64 [V],
+    ascending; None: all)."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
-    fixed_shapes: tuple[int, ...] = ()
     hidden: Taps | None = None
     token_ids: np.ndarray | None = field(default=None, compare=False)
 
@@ -127,7 +125,6 @@ class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
     `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs without padding, also where the model pads (`min_tokens`).
 
     An EAGLE-3 head reads for each token the target's `states` (float32 [tokens, S]), or `chained`
     (float32 [tokens, H]), its own of the token before. A draft head reads one token a run, always
@@ -138,7 +135,6 @@ class Run:
     tokens: tuple[int, ...] | list[int]
     rows: int
     stepwise: bool = False
-    unpadded: bool = False
     states: np.ndarray | None = None
     chained: np.ndarray | None = None
 
@@ -225,12 +221,10 @@ def one_row(row: np.ndarray) -> Logits:
 
 
 class Runner(Protocol):
-    """What runs forwards. `seconds` adds up their time, and `costs` learns it; `size` counts the
-    tokens of the last one, with padding."""
+    """What runs forwards. `seconds` adds up their time, and `costs` learns it."""
 
     seconds: float
     costs: CostModel
-    size: int
 
     def forward(self, batch: list[Run]) -> list[Logits]: ...
 
@@ -263,9 +257,8 @@ class Translation(Protocol):
 class Model(Runner, Protocol):
     """A decoder with a KV cache: `paged.PagedModel`, which describes the methods,
     `torch_model.TorchModel`, or a test's toy. `min_tokens` may be raised: shorter forwards are
-    padded. Each step of `compiling` prepares what makes later forwards faster. Forks of a `paged`
-    one share cache blocks, and it can give states to a draft head. Column j of the logits stands
-    for token `token_ids[j]` (int64 [V]), or for token j (None)."""
+    padded. Forks of a `paged` one share cache blocks, and it can give states to a draft head.
+    Column j of the logits stands for token `token_ids[j]` (int64 [V]), or for token j (None)."""
 
     settings: ModelSettings
     threads: int
@@ -276,8 +269,6 @@ class Model(Runner, Protocol):
     vocabulary_size: int
     token_ids: np.ndarray | None
 
-    @property
-    def compiling(self) -> Iterable[None]: ...
     @property
     def block_bytes(self) -> int: ...
     def new_sequence(self) -> KVSequence: ...
@@ -305,12 +296,11 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward: logits, valid until that model's next forward, and `seconds`.
-    `tokens` counts all tokens in that forward with padding, `others` those of other requests.
-    `shared`: other requests have been active beside this one."""
+    `others` counts the tokens of other requests in that forward. `shared`: other requests have been
+    active beside this one."""
 
     logits: Logits
     seconds: float
-    tokens: int
     others: int = 0
     shared: bool = False
 

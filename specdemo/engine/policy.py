@@ -174,8 +174,7 @@ class Policy:
     def plan(self, context: int = 0, tokens_left: int = LIKELY_TOKENS) -> RoundPlan:
         """The plan of a round after `context` tokens, with at most `tokens_left` to come."""
         rows = self.costs.forwards(self.others, context)
-        baseline = rows[1] if self.others else self.costs.baseline(context)
-        pace = baseline / (self.others + 1)
+        pace = rows[1] / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
         remaining = min(max(self._answered, LIKELY_TOKENS), tokens_left)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from .cost_model import LARGEST
 
-GUARD_FACTOR, MIN_GUARD, MAX_GUARD = 16, 1e-3, 0.02
 MERGED_TOKENS = 64  # the most tokens in a shared forward: rounding is measured up to that size
 Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin properties
 
@@ -22,13 +21,6 @@ class Invariance:
     merging: bool = False
     chunks: bool = False
     complete: bool = True
-
-    @property
-    def guard(self) -> float | None:
-        """The margin, in logits, above which the choice of a one-token forward is safe. None where
-        no guard is needed, or where forwards would be repeated all the time."""
-        guard = max(GUARD_FACTOR * self.one_token, MIN_GUARD)
-        return guard if self.tokens and self.one_token and guard <= MAX_GUARD else None
 
     @property
     def min_tokens(self) -> int:
@@ -52,8 +44,7 @@ class Invariance:
         sizes = f"{self.min_tokens} to {self.tokens}"
         text += f"forwards of {sizes} tokens give bitwise equal logits"
         if self.one_token:
-            how = "near ties are run again" if self.guard else "which is padded to two"
-            text += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
+            text += f"; one token, which differs by up to {self.one_token:.1g}, is padded to two"
         if not self.complete:
             return f"{text}; more is checked in a quiet moment"
         if self.merging:
@@ -64,15 +55,14 @@ class Invariance:
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
     """Measurements of a model in one setting. `costs` are seconds of a forward by its number of
-    tokens, without context; `change` what a change of that number adds; `attention` what each token
-    of its context adds to a row; `measured` their date (ISO 8601)."""
+    tokens, without context; `attention` what each token of its context adds to a row; `measured`
+    their date (ISO 8601)."""
 
     properties: Properties = ()
     invariance: Invariance = Invariance()
     costs: dict[int, float] = field(default_factory=dict)
     measured: str = ""
     attention: float = 0.0
-    change: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
 from .constraint import Allowed, Constraint
 from .cost_measurement import waiting_times
-from .decode import Guard, Limits, decode, prefill
+from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
 from .drafts.drafter import AdaptiveDrafter, DraftRequest
 from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run
@@ -28,8 +28,8 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 @dataclass
 class Target:
     """A target model with the numerics `name`, and what decoding on it has taught so far.
-    `measured` is the date of the cost table. `compiled` is set when all instances and the draft are
-    compiled, `prepared` when the preparation has ended. `answering`: ids of requests."""
+    `measured` is the date of the cost table. `compiled` is set when the draft is compiled too,
+    `prepared` when the preparation has ended. `answering`: ids of requests."""
 
     name: str
     model: Model
@@ -58,9 +58,9 @@ class Target:
     @property
     def profile(self) -> ModelProfile:
         properties = self.model.settings.properties
-        seconds, change, attention = self.model.costs.lasting
+        seconds, attention = self.model.costs.lasting
         measured = self.measured if seconds else ""
-        return ModelProfile(properties, self.invariance, seconds, measured, attention, change)
+        return ModelProfile(properties, self.invariance, seconds, measured, attention)
 
 
 @dataclass
@@ -135,7 +135,6 @@ class Request:
                     policy=policy,
                     sampling=self.sampling,
                     limits=self.limits,
-                    guard=Guard(target.invariance.guard) if target.invariance.guard else None,
                     allowed=allowed,
                     logprobs=self.logprobs,
                     elapsed=elapsed,

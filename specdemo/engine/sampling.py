@@ -22,7 +22,6 @@ LOWEST_TEMPERATURE = 1e-20
 """At this one only the likeliest token has a weight. Lower ones would do the same, but logits
 divided by them have no numbers: float32 ends at 3e38."""
 
-MAX_MARGIN = 0.05  # logits up to which margins are computed: more than `profile.MAX_GUARD`
 _RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -64,12 +63,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending). `edge` is how
-    far logits, divided by the temperature, may change before the filters keep other tokens."""
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending)."""
 
     ids: np.ndarray
     probabilities: np.ndarray
-    edge: float = math.inf
 
     def probability(self, token: int) -> float:
         index = int(np.searchsorted(self.ids, token))
@@ -109,25 +106,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
             size = min(size, int(np.count_nonzero(weights >= sampling.min_p)))
         order = np.argsort(ranked[:size])
         rest = weights[:size]
-        top_p = sampling.top_p * total if sampling.top_p < 1 else None
-        edge = _edge(weights, size, top_p, sampling.min_p)
-        return Distribution(ranked[order], rest[order] / rest.sum(), edge)
+        return Distribution(ranked[order], rest[order] / rest.sum())
     raise AssertionError("the second time every token is ranked")
-
-
-def _edge(weights: np.ndarray, size: int, mass: float | None, min_p: float) -> float:
-    """How far ranked log-weights may change before other than the first `size` are kept. With top-p
-    these reach `mass` together, and all but the last do not. Without it `mass` is None."""
-    next_weight = weights[size] if size < len(weights) else 0.0
-    edge = math.log(weights[size - 1] / next_weight) / 2 if next_weight > 0 else math.inf
-    if min_p > 0:
-        near = [weight for weight in (weights[size - 1], next_weight) if weight > 0]
-        edge = min(edge, *(abs(math.log(weight / min_p)) / 2 for weight in near))
-    if mass is None:
-        return edge
-    reached = float(weights[:size].sum())
-    parts = (reached, reached - float(weights[size - 1]))
-    return min(edge, *(abs(math.log(part / mass)) / 2 for part in parts if part > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +154,7 @@ def _mixed(x: int) -> int:
 def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
     """A token from `source`, by an exponential race (`_Runners`). Each token is drawn with exactly
     its probability, and two similar distributions mostly draw the same token."""
-    index, _ = _runners_of(source).race(Noise(seed, position, stream))
-    return int(source.ids[index])
+    return int(source.ids[_runners_of(source).winner(Noise(seed, position, stream))])
 
 
 def choose(
@@ -184,32 +163,26 @@ def choose(
     position: int,
     known: tuple[float, float] | None = None,
     ids: np.ndarray | None = None,
-    max_margin: float = MAX_MARGIN,
-) -> tuple[int, float]:
-    """`draw` from the `distribution` of one row of logits; gives the column and a margin. A change
-    of every logit by less than half the margin, at most `max_margin`, would not have changed the
-    draw; it is 0 where that is not known. `ids` maps columns to tokens (None: they are equal).
-    `known` is the row's maximum and log-sum-exp, if computed before."""
-    temperature = sampling.temperature
-    max_lead = min(max_margin / temperature, 20.0)
+) -> int:
+    """`draw` from the `distribution` of one row of logits; gives the column. `ids` maps columns to
+    tokens (None: they are equal). `known` is the row's maximum and log-sum-exp, if computed
+    before."""
     noise = Noise(sampling.seed, position)
-    if sampling.filtered:
-        source = distribution(logits, sampling)
-        columns = source.ids
-        if ids is not None:
-            source = Distribution(ids[columns], source.probabilities, source.edge)
-        index, lead = _runners_of(source, max_lead).race(noise, max_lead)
-        return int(columns[index]), temperature * min(lead, 2 * source.edge)
-    column, lead = _likely_runners(logits, temperature, known, ids, max_lead).race(noise, max_lead)
-    return column, temperature * lead
+    if not sampling.filtered:
+        return _likely_runners(logits, sampling.temperature, known, ids).winner(noise)
+    source = distribution(logits, sampling)
+    columns = source.ids
+    if ids is not None:
+        source = Distribution(ids[columns], source.probabilities)
+    return int(columns[_runners_of(source).winner(noise)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Runners:
     """The tokens of a distribution in an exponential race: the first to arrive is drawn.
 
-    `columns` (int64 [n]) are all of weight LIKELY e^-max_lead and more, with their `weights`
-    (relative to the largest) and token `ids`. The other weights sum to at most `others`;
+    `columns` (int64 [n]) are all of weight LIKELY and more, with their `weights` (relative to the
+    largest) and token `ids`. The other weights sum to at most `others`;
     `all_weights()` gives the weight of every column.
 
     Each likely token arrives at Exponential(1) / weight; the tail shares one arrival at
@@ -223,47 +196,26 @@ class _Runners:
     others: float
     all_weights: Callable[[], np.ndarray]
 
-    def race(self, noise: Noise, max_lead: float = 0.0) -> tuple[int, float]:
-        """The winner's column, and its lead: how far (`max_lead` at most) the log-ratio of any two
-        weights may change without another winner; 0 if that is not known."""
+    def winner(self, noise: Noise) -> int:
+        """The winner's column."""
         arrivals = -np.log(noise.uniforms(self.ids)) / self.weights
-        likely = self.weights >= LIKELY
-        winner = int(np.where(likely, arrivals, math.inf).argmin())
+        first = int(arrivals.argmin())
         tail_noise = -math.log(noise.of_tail(TAIL))
         # A larger mass only lets the tail arrive earlier. If it loses with a bound of its mass, it
         # loses with the mass itself, which is computed only otherwise.
-        bound = self.others
-        if np.count_nonzero(likely) < len(likely):
-            bound += float(self.weights[~likely].sum())
-        if tail_noise < arrivals[winner] * bound:
+        if tail_noise < arrivals[first] * self.others:
             tail = self.all_weights()
-            tail[self.columns[likely]] = 0.0
+            tail[self.columns] = 0.0
             mass = np.cumsum(tail, dtype=np.float64)
-            if tail_noise < arrivals[winner] * mass[-1]:
-                drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
-                return int(np.searchsorted(mass, drawn)), 0.0
-        lead = self._lead(winner, arrivals, tail_noise, max_lead) if max_lead else 0.0
-        return int(self.columns[winner]), lead
-
-    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, max_lead: float) -> float:
-        """The lead of a likely winner, whose arrival is overwritten. If log-ratios change by at
-        most d, so do those of arrivals, and the winner stays while d < log(second / first). Tokens
-        close to the threshold LIKELY are treated as both likely and unlikely."""
-        stays_likely = self.weights >= LIKELY * math.exp(max_lead)
-        if not stays_likely[winner]:
-            return 0.0
-        first, arrivals[winner] = float(arrivals[winner]), math.inf
-        second = float(arrivals.min())
-        largest_tail = self.others + float(self.weights[~stays_likely].sum())
-        if largest_tail > 0:
-            second = min(second, tail_noise / largest_tail)
-        return min(max(math.log(second / first), 0.0), max_lead)
+            if tail_noise < arrivals[first] * mass[-1]:
+                return int(np.searchsorted(mass, noise.of_tail(TAIL_TOKEN) * mass[-1]))
+        return int(self.columns[first])
 
 
-def _runners_of(source: Distribution, max_lead: float = 0.0) -> _Runners:
+def _runners_of(source: Distribution) -> _Runners:
     """The runners of a distribution; columns are indices of it."""
     weights = source.probabilities / source.probabilities.max()
-    likely = np.flatnonzero(weights >= LIKELY * math.exp(-max_lead))
+    likely = np.flatnonzero(weights >= LIKELY)
     others = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
     return _Runners(likely, weights[likely], source.ids[likely], others, weights.copy)
 
@@ -273,12 +225,11 @@ def _likely_runners(
     temperature: float,
     known: tuple[float, float] | None,
     ids: np.ndarray | None,
-    max_lead: float,
 ) -> _Runners:
     """The runners of a row of logits without filters; arguments as in `choose`. The distribution is
     rarely computed: a bound of the mass of the less likely tokens mostly suffices."""
     top, log_sum = known or (float(logits.max()), math.inf)
-    cut = temperature * (math.log(LIKELY) - max_lead)
+    cut = temperature * math.log(LIKELY)
     columns = (logits >= np.float32(top + cut)).nonzero()[0]
     above = logits[columns].astype(np.float64) - top
 

@@ -307,7 +307,7 @@ class Scheduler:
         for request, part in zip(batch, logits, strict=True):
             others, shared = total - request.tokens, request.max_others > 0
             request.pending = None
-            self._resume(request, Reply(part, seconds, model.size, others, shared))
+            self._resume(request, Reply(part, seconds, others, shared))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or awaits a Future, or ends."""

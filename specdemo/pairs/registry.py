@@ -139,13 +139,11 @@ class Pair:
         if profile is None:
             return ""
         costs = profile.targets["exact"].costs
-        # A forward may be padded to a larger one.
-        seconds = np.minimum.accumulate([*costs.values()][::-1])[::-1]
         drafted = np.arange(9)  # tokens in a round
-        verify = np.interp(drafted + 1, [*costs], seconds) * _relative_cost(self.target)
+        verify = np.interp(drafted + 1, [*costs], [*costs.values()]) * _relative_cost(self.target)
         step = profile.draft.costs.get(1, 0.0)
         if self.draft and not self.embedded:
-            step = seconds[0] * _relative_cost(self.draft)
+            step = costs[1] * _relative_cost(self.draft)
         speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
         bounds = speeds[0], speeds.max()
         texts = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in bounds]
@@ -220,7 +218,7 @@ _SMALLEST = (EMBEDDED_TARGET,)  # it is here anyway and has the vocabulary of Sm
 EMBEDDED = Pair(
     "embedded",
     "SmolLM2-135M-Instruct with its own draft",
-    1_500 * MB,  # a page's server with all instances, most it took in races: 1.49 GB
+    1_500 * MB,  # a page's server, most it took in races: 1.49 GB
     replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
     (EMBEDDED_DRAFT,),
     "a first look, simple English",

@@ -140,7 +140,7 @@ class _Answer:
         if self.sampling.greedy:
             token = logits.best(0)
         else:
-            token, _ = choose(logits.rows[0], self.sampling, len(self.tokens), max_margin=0.0)
+            token = choose(logits.rows[0], self.sampling, len(self.tokens))
         self.tokens.append(token)
         self.states.append(_states(logits))
 

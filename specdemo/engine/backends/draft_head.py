@@ -50,13 +50,12 @@ class DraftHead:
         self._bound = {1: self._bind(self._single, 1)}
         self.states_width = self._widths[0]
         self.seconds = 0.0
-        self.size = 0
         self.costs = CostModel()
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Gives one row of logits with the next state for each run of one token, valid until the
         next forward. Raises ModelError when the inference fails."""
-        count = self.size = len(batch)
+        count = len(batch)
         request = self._single if count == 1 else self._several
         if count not in self._bound:
             self._bound = {1: self._bound[1], count: self._bind(request, count)}

@@ -57,23 +57,6 @@ def page_attention(model: ov.Model) -> None:
     paged_attention_transformation(model, False, False)
 
 
-def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
-    """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
-    empty one. It gives logits of all rows. Both models share the memory of the weights."""
-    of_tokens = "input_ids", "position_ids", POSITIONS, FIRSTS, ROWS_INPUT
-    sizes = dict.fromkeys(of_tokens, tokens)
-    sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
-    sizes["block_indices_begins"] = tokens + 2
-    names = {port.any_name for port in model.inputs}
-    shapes = {name: ov.PartialShape([size]) for name, size in sizes.items() if name in names}
-    for port in model.inputs:  # the states that an EAGLE-3 head reads
-        if "_states" in port.any_name:
-            shapes[port.any_name] = ov.PartialShape([tokens, *list(port.partial_shape)[1:]])
-    fixed = model.clone()
-    fixed.reshape(shapes)
-    return fixed
-
-
 def limit_logits(model: ov.Model, token_ids: np.ndarray | None = None) -> np.ndarray | None:
     """Limit a decoder's logits to the rows listed in the new input ROWS_INPUT, and to those of
     `token_ids` (int64 [V], ascending; None: all) that it has, which are given back. Adds the

@@ -192,12 +192,6 @@ class FusedSegment(ov.Op):  # type: ignore[misc]
         return self.bound.run(outputs, inputs)
 
 
-def is_whole(model: ov.Model) -> bool:
-    """Whether a decoder that `use_kernels` changed is computed as one."""
-    kinds = [node.get_type_name() for node in model.get_ops()]
-    return 0 < kinds.count(FusedSegment.__name__) <= WHOLE
-
-
 def _address(tensor: ov.Tensor) -> int:
     return addressof(c_char.from_buffer(tensor.data))  # 1 us less than `data.ctypes.data`
 

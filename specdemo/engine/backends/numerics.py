@@ -3,7 +3,6 @@ measures how far they do. Speculative decoding is lossless in practice only with
 (docs/reference/numerics.md)."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -28,20 +27,6 @@ LARGE_WEIGHTS = 1_000_000_000
 
 KERNEL_WEIGHTS = 20_000_000
 """Bytes of weights from which `kernels` are used: their code is compiled in a second."""
-
-FIXED_SHAPES, KERNEL_SHAPES, DRAFT_SHAPES = (6, 1, 3, 12), (1, 4, 2, 3, 6, 8), (2,)
-"""Numbers of tokens, the most useful first (docs/results/dropped.md). The 1 is for
-autoregressive decoding, whose tokens take a fifth longer in the instance of any shape: with it the
-baseline is as fast as it can be. A draft model mostly reads one token, or two after a fully
-accepted draft. Instances with `kernels` share the weights, so there is one for more sizes."""
-
-INSTANCE_SHARE, INSTANCE_BYTES = 1 / 16, 1.3
-"""Fixed-shape instances take at most this share of the free memory, so 3.5 GB allow one of the
-embedded target. Each takes this many bytes for a byte of weights: 170 MB for 135 MB."""
-
-FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a model gets fixed shapes. For larger ones a change of size
-costs little beside a forward; for smaller ones forwards cost little."""
 
 MIN_GROUP, MAX_GROUP = 32, 128  # activations that share a scale; 32 is the plugin's number
 
@@ -132,13 +117,11 @@ def open_target(
     core: ov.Core,
     exact: bool = True,
     known: ModelProfile | None = None,
-    available: int = sys.maxsize,
 ) -> tuple[Model, Invariance]:
-    """Compile a target model with `available` bytes of memory free. Gives it, with the padding that
-    its invariance demands, and its invariance. Fast numerics take the plugin's own setting. `exact`
-    ones take the `known` setting, else the first candidate in which forwards of USEFUL_TOKENS agree
-    and single tokens agree or have a guard, else the last candidate. One that the plugin refuses is
-    passed over if another follows. Raises ModelError."""
+    """Compile a target model. Gives it, with the padding that its invariance demands, and its
+    invariance. Fast numerics take the plugin's own setting. `exact` ones take the `known` setting,
+    else the first candidate in which forwards of USEFUL_TOKENS agree, else the last one. One that
+    the plugin refuses is passed over if another follows. Raises ModelError."""
     source, hidden, layers = files.target, None, files.head_layers
     if files.head is not None:
         hidden = Taps(layers, () if layers else fractions(files.head, core))
@@ -150,8 +133,7 @@ def open_target(
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        shapes = fixed_shapes(source, properties, FIXED_SHAPES, available)
-        settings = ModelSettings(files.device, properties, shapes, hidden)
+        settings = ModelSettings(files.device, properties, hidden)
         try:
             model = open_model(source, settings, core)
             if exact and known is None:
@@ -160,9 +142,7 @@ def open_target(
             if properties == tried[-1]:
                 raise
         else:
-            if invariance.tokens >= USEFUL_TOKENS and (
-                invariance.guard or not invariance.one_token
-            ):
+            if invariance.tokens >= USEFUL_TOKENS:
                 break
     model.min_tokens = invariance.min_tokens
     return model, invariance
@@ -175,20 +155,6 @@ def _quickly_measured(model: Model) -> Invariance:
     while not invariance.complete and process_time() <= until:
         invariance = next(checking)
     return invariance
-
-
-def fixed_shapes(
-    source: Path | Checkpoint, properties: Properties, shapes: tuple[int, ...], available: int
-) -> tuple[int, ...]:
-    """KERNEL_SHAPES if kernels compute a model with these properties. Else the first of `shapes`,
-    as many as `available` bytes of memory allow; none for weights outside FIXED_SHAPE_WEIGHTS and
-    on torch devices."""
-    if kernels.in_kernels(properties):
-        return KERNEL_SHAPES
-    size = weights_size(source)
-    if not isinstance(source, Path) or size not in FIXED_SHAPE_WEIGHTS:
-        return ()
-    return shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
 
 
 def measure_invariance(model: Model, known: Invariance | None = None) -> Iterator[Invariance]:
@@ -228,8 +194,7 @@ def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int)
     with model.fork(context, context.length) as sequence:
         for begin in range(0, max(USEFUL_TOKENS - size, 0) + 1, size):
             piece = tokens[begin : begin + size]
-            # Padded to the size that is cheapest at the moment, single tokens would seem equal.
-            run = Run(sequence, piece, size, stepwise=True, unpadded=True)
+            run = Run(sequence, piece, size, stepwise=True)
             rows.append(model.forward([run])[0].rows.copy())
     return np.concatenate(rows)[:USEFUL_TOKENS]
 

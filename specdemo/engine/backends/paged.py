@@ -3,10 +3,7 @@ shortens a `KVSequence` and never copies the cache."""
 
 import math
 import mmap
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, repeat
 from pathlib import Path
 from time import perf_counter
@@ -23,8 +20,6 @@ from ..messages import Logits, Model, ModelSettings, Run
 from . import attention, graph, kernels
 
 CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention
-
-COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
 
 def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
@@ -117,11 +112,7 @@ class PagedModel:
     """A decoder IR (stateful, with SDPA) with its own paged KV cache. Raises ModelError.
 
     Every forward ends with an empty sub-sequence, so that the plugin always takes the same
-    attention kernel (docs/reference/numerics.md). Forwards are padded to `min_tokens`, and
-    stepwise ones to the size that `costs` chooses, except a single `unpadded` run. A new size makes
-    the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
-    own, once `compiling` has made them, unless kernels compute the decoder as one. All instances
-    share the cache."""
+    attention kernel (docs/reference/numerics.md). Forwards are padded to `min_tokens`."""
 
     paged = True
 
@@ -132,7 +123,6 @@ class PagedModel:
         self.min_tokens = 1
         self.seconds = 0.0
         self.costs = CostModel()
-        self.size = 0
         core = core or ov.Core()
         self.plugin = kernels.plugin_properties(settings.properties)
         self.kernels = kernels.in_kernels(settings.properties)
@@ -140,10 +130,6 @@ class PagedModel:
         if self.kernels:
             kernels.compiling()  # while the model is read
         model = self._read(core, xml)
-        self.whole = kernels.is_whole(model)
-        if self.whole:  # a new size costs it next to nothing
-            self.settings = replace(settings, fixed_shapes=())
-        self.compiling = self._compile_fixed(core, model)
         try:
             compiled = core.compile_model(model, "CPU", self.plugin)
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
@@ -151,9 +137,8 @@ class PagedModel:
             raise ModelError(f"The CPU cannot run this model: {graph.last_line(error)}") from error
         if self.kernels:
             kernels.shared().start(self.threads)
-        self._dynamic = Instance(compiled)
-        self._fixed: dict[int, Instance] = {}
-        ports = self._dynamic.cache_ports
+        self._instance = Instance(compiled)
+        ports = self._instance.cache_ports
         values = [port for port in ports if port.any_name.startswith("value_cache.")]
         self.block_size = attention.BLOCK_TOKENS
         if values:
@@ -207,17 +192,13 @@ class PagedModel:
             self._reserve(run)
         size = sum(len(run.tokens) for run in batch)
         attended = sum(len(run.tokens) * run.sequence.length for run in batch)
-        stepwise = all(run.stepwise and run.rows for run in batch)
-        if len(batch) > 1 or not batch[0].unpadded:
-            size = max(self.costs.choose(size) if stepwise else size, self.min_tokens)
-        instance = self._fixed.get(size, self._dynamic) if stepwise else self._dynamic
-        layout = self._layout(batch, size, every_row=instance is not self._dynamic)
+        padded = max(size, self.min_tokens)
+        layout = self._layout(batch, padded)
         try:
-            logits = instance.run(layout, self._inputs(batch, size))
+            logits = self._instance.run(layout, self._inputs(batch, padded))
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {graph.last_line(error)}") from error
-        self.seconds += instance.seconds
-        self.size = size
+        self.seconds += self._instance.seconds
         self.costs.record(size, perf_counter() - begun, attended)
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
@@ -227,17 +208,15 @@ class PagedModel:
             for part, state in zip(layout.rows, states, strict=True)
         ]
 
-    def _layout(self, batch: list[Run], size: int, every_row: bool) -> Layout:
-        """Pad the batch to `size` tokens. An instance of a fixed shape gives `every_row`."""
+    def _layout(self, batch: list[Run], size: int) -> Layout:
+        """Pad the batch to `size` tokens."""
         tokens = _slices([len(run.tokens) for run in batch])
         ends = [part.stop for part in tokens]
-        rows = [slice(end - run.rows, end) for run, end in zip(batch, ends, strict=True)]
-        wanted = list(range(size))
-        if not every_row:
-            wanted = [token for part in rows for token in wanted[part]]
-            rows = _slices([run.rows for run in batch])
-            if len(wanted) == 1 and size > 1 and self.min_tokens > 1:
-                wanted *= 2  # the output matrix rounds a single row differently too
+        rows = _slices([run.rows for run in batch])
+        asked = zip(batch, ends, strict=True)
+        wanted = [token for run, end in asked for token in range(end - run.rows, end)]
+        if len(wanted) == 1 and size > 1 and self.min_tokens > 1:
+            wanted *= 2  # the output matrix rounds a single row differently too
         parts = [part for run in batch for part in self._parts(run)]
         # Padding attends to a scratch block.
         parts += [Part([0], 0, [self.pool.limit])] * (size - ends[-1]) + [Part([], 0, [])]
@@ -270,35 +249,12 @@ class PagedModel:
                 sequence.blocks[index] = copy
         sequence.reserve(sequence.length + len(run.tokens))
 
-    def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
-        """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
-        sizes = self.settings.fixed_shapes
-        for begin in range(0, len(sizes), COMPILED_TOGETHER):
-            chosen = sizes[begin : begin + COMPILED_TOGETHER]
-            graphs = [graph.with_fixed_shape(model, size) for size in chosen]
-            compiling = partial(core.compile_model, device_name="CPU", config=self.plugin)
-            with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
-                for size, compiled in zip(chosen, pool.map(compiling, graphs), strict=True):
-                    self._add_fixed(size, Instance(compiled))
-            yield
-
-    def _add_fixed(self, size: int, instance: Instance) -> None:
-        """Use an instance if it gives the same bits as the first one."""
-        self._bind_cache(instance)
-        before, rows = self._fixed, []
-        with self.new_sequence() as sequence:
-            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=True)
-            for self._fixed in ({}, {size: instance}):
-                rows.append(self.forward([run])[0].rows.copy())
-                sequence.truncate(0)
-        self._fixed = before | {size: instance} if np.array_equal(rows[0], rows[1]) else before
-
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory
-        is taken when a block is used for the first time."""
+        """Bound the cache to `blocks` blocks, before there are sequences. Memory is taken when a
+        block is used for the first time."""
         forms = [
             (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
-            for port in self._dynamic.cache_ports
+            for port in self._instance.cache_ports
         ]
         for layer in self.attention:
             forms += [(attention.CACHE_TYPE, layer.cache_shape)] * 2
@@ -312,12 +268,9 @@ class PagedModel:
         addresses = [graph.raw_bytes(cache).ctypes.data for cache in self._caches]
         for index, layer in enumerate(self.attention):
             layer.description[-2:] = addresses[2 * index : 2 * index + 2]
-        self._bind_cache(self._dynamic)
+        for port, cache in zip(self._instance.cache_ports, self._caches, strict=False):
+            self._instance.request.set_tensor(port, cache)
         self.pool = BlockPool(blocks)
-
-    def _bind_cache(self, instance: Instance) -> None:
-        for port, cache in zip(instance.cache_ports, self._caches, strict=False):
-            instance.request.set_tensor(port, cache)
 
 
 def _joined(parts: Iterable[Iterable[int]]) -> list[int]:

@@ -109,7 +109,6 @@ class TorchModel:
     BadInput for a model whose state cannot be rolled back."""
 
     block_size = BLOCK_SIZE
-    compiling = ()
     paged = False
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
@@ -117,7 +116,6 @@ class TorchModel:
         self.settings = settings
         self.min_tokens = 1
         self.seconds = 0.0
-        self.size = 0
         self.costs = CostModel()
         self.resize_cache(CACHE_TOKENS // BLOCK_SIZE)
         options = dict(settings.properties)
@@ -170,7 +168,7 @@ class TorchModel:
 
     def _run(self, run: Run) -> Logits:
         start, count, begun = run.sequence.length, len(run.tokens), perf_counter()
-        size = self.size = self._padded(count, run.unpadded)
+        size = self._padded(count)
         places = torch.arange(start, start + size).to(self._device)
         options = {
             # A product for a single row rounds differently; fixed shapes compute every row.
@@ -196,12 +194,12 @@ class TorchModel:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         seconds = perf_counter() - begun
         self.seconds += seconds
-        self.costs.record(size, seconds, count * start)
+        self.costs.record(count, seconds, count * start)
         return logits
 
-    def _padded(self, count: int, unpadded: bool) -> int:
+    def _padded(self, count: int) -> int:
         """The number of tokens after padding: one of the shapes, or a multiple of the largest."""
-        count = count if unpadded else max(count, self.min_tokens)
+        count = max(count, self.min_tokens)
         if count == 1 or not self.padding:
             return count
         rounded = -(-count // self.padding[-1]) * self.padding[-1]

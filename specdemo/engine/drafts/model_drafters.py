@@ -87,7 +87,7 @@ class LogitsDrafter(TokenDrafter):
         column = logits.best(0)
         if not sampling.greedy:
             known = float(logits.rows[0, column]), float(logits.log_sum[0])
-            column, _ = choose(logits.rows[0], sampling, position, known, ids, max_margin=0.0)
+            column = choose(logits.rows[0], sampling, position, known, ids)
         token = column if ids is None else int(ids[column])
         proposal = self.proposal(token, logits.probability(0, column))
         if self.request.candidates:
