@@ -4,7 +4,6 @@ released, the logits are those of computing the whole text anew. And what change
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import numpy as np
@@ -208,15 +207,6 @@ def network(matrix: ov.Output) -> ov.Model:
 
 def kinds(model: ov.Model) -> list[str]:
     return [node.get_type_name() for node in model.get_ops()]
-
-
-def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, monkeypatch):
-    layers = json.loads((xml.parent / "config.json").read_text())["num_hidden_layers"]
-    graph.fuse_products(decoder := graph.read_decoder(CORE, xml))
-    assert kinds(decoder).count("VariadicSplit") == 2 * layers  # queries, keys, values; gate and up
-    monkeypatch.setattr(graph, "fuse_products", lambda decoder: None)
-    apart = recomputed(PagedModel(xml, CLOSE), list(range(5, 25)))
-    assert np.abs(recomputed(model, list(range(5, 25))) - apart).max() < TOLERANCE
 
 
 def test_an_output_matrix_whose_groups_share_a_scale_stays_compressed_when_it_is_cut():

@@ -17,7 +17,6 @@ from ..messages import ModelSettings, Run
 from .graph import (
     add_states,
     embedding_of,
-    fuse_products,
     last_line,
     limit_logits,
     named_input,
@@ -142,5 +141,4 @@ def _split(model: ov.Model) -> HeadGraphs:
         state = residual_stream(model, ov.Dimension(width))[-1]
     limit_logits(model)
     add_states(model, [state])
-    fuse_products(model)
     return HeadGraphs(before, model, tokens, states, width)

@@ -1,5 +1,5 @@
 """Changes a decoder's graph before it is compiled: adds paged attention and further outputs, limits
-the output projection to the rows asked for, and joins small products that share their input."""
+the output projection to the rows asked for, and splits products of several parts."""
 
 import threading
 from collections import defaultdict
@@ -21,7 +21,6 @@ sequence's first block among the blocks of all."""
 
 HIDDEN = "hidden"  # name of the added output of hidden states
 CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
-FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 
 
 def named_input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
@@ -162,23 +161,6 @@ def output_projection(model: ov.Model) -> ov.Node:
     return node
 
 
-def fuse_products(model: ov.Model) -> None:
-    """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
-    into one, in place. Sums and their order stay the same, so the bits do too. In a small model the
-    start of a product takes as long as the product."""
-    for products in products_by_input(model):
-        weights = [product.input_value(1).get_node() for product in products]
-        stacked = _rebuilt(weights, _stacked) if len(weights) > 1 else None
-        if stacked is None:
-            continue
-        joined = ops.matmul(products[0].input_value(0), stacked, False, True)
-        rows = np.array([weight.get_output_shape(0)[0] for weight in weights])
-        parts = ops.variadic_split(joined, ops.constant(np.int64(-1)), ops.constant(rows))
-        for part, product in zip(parts.outputs(), products, strict=True):
-            product.output(0).replace(part)
-    model.validate_nodes_and_infer_types()
-
-
 def products_by_input(model: ov.Model) -> list[list[ov.Node]]:
     """The products of activations and weights [rows, columns], in order, by their activations."""
     sharing = defaultdict(list)
@@ -314,57 +296,38 @@ def _rows_of(weights: ov.Node, rows: np.ndarray) -> ov.Node | None:
     without unpacking them."""
     all_rows = weights.get_output_partial_shape(0)[0].get_length()
 
-    def chosen(tensors: list[ov.Tensor]) -> ov.Node | None:
-        count, *rest = tensors[0].shape or [1]
+    def chosen(tensor: ov.Tensor) -> ov.Node | None:
+        count, *rest = tensor.shape or [1]
         if count != all_rows:  # one value for all rows
-            return ops.constant(tensors[0])
-        if tensors[0].byte_size % count:  # 4-bit elements: a row ends inside a byte
+            return ops.constant(tensor)
+        if tensor.byte_size % count:  # 4-bit elements: a row ends inside a byte
             return None
-        cut = ov.Tensor(tensors[0].element_type, ov.Shape([len(rows), *rest]))
-        raw_bytes(cut)[:] = raw_bytes(tensors[0]).reshape(count, -1)[rows].reshape(-1)
+        cut = ov.Tensor(tensor.element_type, ov.Shape([len(rows), *rest]))
+        raw_bytes(cut)[:] = raw_bytes(tensor).reshape(count, -1)[rows].reshape(-1)
         return ops.constant(cut)
 
-    return _rebuilt([weights], chosen)
+    return _rebuilt(weights, chosen)
 
 
-def _rebuilt(
-    nodes: list[ov.Node], constant: Callable[[list[ov.Tensor]], ov.Node | None]
-) -> ov.Node | None:
-    """One expression of weights in place of `nodes` of the same form: `constant` makes a constant
-    of theirs. So the plugin still sees compressed weights. None for other expressions, and if
-    `constant` gives None."""
-    kind, *others = {node.get_type_name() for node in nodes}
-    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract", "Reshape"):
-        return None
+def _rebuilt(node: ov.Node, constant: Callable[[ov.Tensor], ov.Node | None]) -> ov.Node | None:
+    """The expression of weights `node` with what `constant` makes of each constant. So the plugin
+    still sees compressed weights. None for other expressions, and if `constant` gives None."""
+    kind = node.get_type_name()
     if kind == "Constant":
-        return constant([node.get_tensor_view() for node in nodes])
+        return constant(node.get_tensor_view())
+    if kind not in ("Convert", "Multiply", "Subtract", "Reshape"):
+        return None
     count = 1 if kind == "Reshape" else None
     inputs = []
-    for values in zip(*(node.input_values()[:count] for node in nodes), strict=True):
-        made = _rebuilt([value.get_node() for value in values], constant)
-        if made is None:
+    for value in node.input_values()[:count]:
+        if (made := _rebuilt(value.get_node(), constant)) is None:
             return None
         inputs.append(made)
     if kind == "Convert":
-        return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
+        return ops.convert(inputs[0], node.get_output_element_type(0).to_string())
     if kind == "Reshape":  # groups of weights that share a scale become rows
         return ops.reshape(inputs[0], [inputs[0].get_output_shape(0)[0], -1], False)
     return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
-
-
-def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
-    """Stack tensors [rows, width] along the rows; None if they do not match or are too large."""
-    forms = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
-    if len(forms) > 1 or len(tensors[0].shape) != 2:
-        return None
-    # A row of 4-bit elements can end inside a byte.
-    split = any(tensor.byte_size % tensor.shape[0] for tensor in tensors)
-    if split or sum(tensor.byte_size for tensor in tensors) > FUSED_BYTES:
-        return None
-    shape = [sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]]
-    stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
-    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(tensor) for tensor in tensors])
-    return ops.constant(stacked)
 
 
 def source_of(node: ov.Node, *kinds: str) -> ov.Node:

@@ -158,7 +158,6 @@ class PagedModel:
         if self.settings.hidden is not None:
             graph.add_hidden(model, self.settings.hidden)
         self._use_kernels(model)
-        graph.fuse_products(model)
         return model
 
     def _use_kernels(self, model: ov.Model) -> None:
