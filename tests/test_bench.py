@@ -359,6 +359,9 @@ def test_a_starved_prompt_is_in_no_figure_and_one_of_a_single_token_in_no_verdic
     assert summary["worst_prompt_speedup"] == min(second["speedup"], third["speedup"])
     assert list(summary["speedup_by_task"]) == [PROMPTS[1].task, "qa"]
     assert summary["speedup_by_task"]["qa"] == third["speedup"] and summary["prompts"] == 3
+    shares = iter([1.0, 1.0, *[0.5] * 12, *[1.0] * 99])
+    [row, _] = report_of(PROMPTS, lengths=(3, 6)).lengths
+    assert row["answers"] == 2 and row["tokens"] == 3
     single = report_of(PROMPTS, Settings(max_new_tokens=1), users=True).decision
     assert "Nothing to compare" in single.sentence and single.pays_for is None and not single.users
 

@@ -853,6 +853,17 @@ def test_each_step_draws_guesses_in_grey_and_then_the_verdict_on_them(page):
     assert drawn(page) == STEPS[1][0], "a key that somebody types with moved the race"
 
 
+def test_nothing_is_replayed_beside_models(page):
+    page.evaluate("window.specdemo.race.motion.speed = 'slow'")
+    pressed = (
+        "() => document.querySelector('.sd-play').click() ?? window.specdemo.race.motion.playing"
+    )
+    page.evaluate("window.specdemo.receive({ phase: 'drafts', note: 'Races with each drafter' })")
+    assert not page.evaluate(pressed)
+    page.evaluate("window.specdemo.receive({ phase: 'error', note: 'Stopped.' })")
+    assert page.evaluate(pressed)
+
+
 def test_behind_a_rejected_guess_are_the_drafts_candidates_with_both_probabilities(page):
     shown, box = page.locator(".sd-candidates"), page.locator(".sd-text-spec")
     page.get_by_text("For engineers").click()

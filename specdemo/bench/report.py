@@ -346,16 +346,18 @@ def _per_token(total: Summary, *quantities: float | None) -> dict[str, float | N
 
 
 def by_length(raced: Sequence[RacedPrompt]) -> list[Row]:
-    """For each longest answer: mean seconds of decoding, ratio of totals."""
+    """For each longest answer, of the prompts that count: mean seconds of decoding, ratio of
+    totals."""
     rows = []
     for limit in dict.fromkeys(item.settings.max_new_tokens for item in raced):
         same = [item for item in raced if item.settings.max_new_tokens == limit]
-        total, count = combined(item.figures for item in same), len(same)
+        counted = counting(same)
+        total, count = combined(item.figures for item in counted), len(counted)
         rows.append(
             {
                 "max_new_tokens": limit,
                 "answers": count,
-                "tokens": sum(len(item.traces[0].token_ids) for item in same) / count,
+                "tokens": sum(len(item.traces[0].token_ids) for item in counted) / count,
                 "autoregressive_s": over(total.baseline_decode_seconds, count),
                 "speculative_s": total.decode_seconds / count,
                 "speedup": total.speedup,

@@ -45,8 +45,8 @@ const pictureOf = ({ data, layout }, lines) => {
 /* Connects buttons that give the chart `node` as a picture below the `lines`, the text of `rows` as CSV, or
    a `report`. */
 export const addExports = (buttons, name, { node, lines, rows, report }) => {
-  const picture = async (format) => (await plotly()).downloadImage(pictureOf(node(), lines()),
-    { format, filename: name, width: 1200, height: 630 });
+  const picture = async (format) => node().data   // else it is not drawn yet
+    && (await plotly()).downloadImage(pictureOf(node(), lines()), { format, filename: name, width: 1200, height: 630 });
   const cells = (row) => row.map((cell) => JSON.stringify(cell ?? "")).join(",");
   const exports = {
     png: picture,

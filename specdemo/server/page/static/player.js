@@ -1,6 +1,6 @@
 /* Shows a finished race again: slowly or step by step, and one round of it as a picture, which the walk of
    the tab "How it works" explains. */
-import { button, counted, factor, make, milliseconds, quoted, say, seconds, visible } from "./common.js";
+import { button, counted, factor, isRunning, make, milliseconds, quoted, say, seconds, visible } from "./common.js";
 
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
 const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
@@ -130,7 +130,8 @@ export class Player {
 
   /* Plays from the shown moment, or from the start if that is the end. */
   start() {
-    if (this.still || this.speed === "steps") return;
+    // Models that run beside it would lose time to it.
+    if (this.still || this.speed === "steps" || isRunning()) return;
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
     this.play(true);
