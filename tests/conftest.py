@@ -108,22 +108,12 @@ def browser() -> Iterator[Any]:
         yield run.chromium.launch(executable_path=path, args=arguments)
 
 
-def open_embedded(embedded_pair: LoadedPair) -> Any:
-    """A session of the embedded pair, with one fixed shape of those that sessions of small models
-    have."""
-    from specdemo.engine.backends import numerics
-    from specdemo.runs.session import Session
-
-    with pytest.MonkeyPatch.context() as patch:
-        for shapes in ("FIXED_SHAPES", "KERNEL_SHAPES"):
-            patch.setattr(numerics, shapes, getattr(numerics, shapes)[:1])
-        return Session(embedded_pair, background=False)
-
-
 @pytest.fixture(scope="session")
 def embedded_session(embedded_pair) -> Iterator[Any]:
     """A session of the embedded pair, for tests that leave it as it was."""
-    with open_embedded(embedded_pair) as opened:
+    from specdemo.runs.session import Session
+
+    with Session(embedded_pair, background=False) as opened:
         yield opened
 
 

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pytest
-from conftest import open_embedded
 from helpers import at_pace, page_server, race_trace, service_of, until
 from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
@@ -28,6 +27,7 @@ from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
+from specdemo.runs.session import Session
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
 from specdemo.server.page import benchmark, events
 from specdemo.server.page.layout import BOOK, DOES_NOT_PAY
@@ -155,7 +155,7 @@ def url(session):
 @pytest.fixture(scope="module")
 def real_url(embedded_pair):
     """Address of a page with the embedded pair."""
-    service = service_of(open_embedded(embedded_pair), VisitorLimits(race_seconds=0))
+    service = service_of(Session(embedded_pair, background=False), VisitorLimits(race_seconds=0))
     with page_server(service) as url:
         yield url + "/"
 

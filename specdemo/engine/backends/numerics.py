@@ -22,9 +22,6 @@ from . import graph, kernels
 from .draft_head import fractions
 from .paged import open_model
 
-LARGE_WEIGHTS = 1_000_000_000
-"""Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
-
 KERNEL_WEIGHTS = 20_000_000
 """Bytes of weights from which `kernels` are used: their code is compiled in a second."""
 
@@ -56,18 +53,15 @@ def candidates(
         return [torch_model.properties(device, exact=exact)]
     if not exact:
         return [() if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)]
-    precisions = ["f16"] if weights_size(source) >= LARGE_WEIGHTS else ["f16", "f32"]
-    if kv_cache != "auto":
-        precisions = [kv_cache]
-    caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
-    group = (kernels.GROUP, str(activation_group(graph.read_decoder(core, source))))
-    tried: list[Properties] = [(kernels.F32, cache, group) for cache in caches]
+    cache = "KV_CACHE_PRECISION", "f16" if kv_cache == "auto" else kv_cache
+    group = kernels.GROUP, str(activation_group(graph.read_decoder(core, source)))
+    tried: list[Properties] = [(kernels.F32, cache, group)]
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
     if kv_cache != "u8":
-        tried.append((kernels.F32, caches[-1], (kernels.GROUP, "0")))
+        tried.append((kernels.F32, cache, (kernels.GROUP, "0")))
     if not uses_kernels(source):
         return tried
-    own = kernels.F32, caches[0], (kernels.GROUP, "0"), kernels.forward_by(kernels.KERNELS)
+    own = kernels.F32, cache, (kernels.GROUP, "0"), kernels.forward_by(kernels.KERNELS)
     otherwise = kernels.forward_by(kernels.PLUGIN)
     return [own, *((*properties, otherwise) for properties in tried)]
 
