@@ -541,19 +541,12 @@ def test_every_error_has_the_apis_form(server, method, path, body, status):
     assert "Traceback" not in response.text
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("/v1/embeddings", "embedding model on another server"),
-        ("/v1/responses", "Use POST /v1/chat/completions"),
-        ("/chat/completions", "base URL end with /v1"),
-        ("/x" * 500, "There is no POST /x"),
-    ],
-)
-def test_an_unknown_address_names_those_that_there_are(server, path, words):
+@pytest.mark.parametrize("path", ["/v1/responses", "/chat/completions", "/x" * 500])
+def test_an_unknown_address_names_those_that_there_are(server, path):
     response = httpx.post(server.url + path, json={})
     message = response.json()["error"]["message"]
-    assert response.status_code == 404 and words in message and len(message) < 500
+    assert response.status_code == 404 and f"There is no POST {path[:100]} here" in message
+    assert len(message) < 500
     assert "POST /v1/chat/completions, POST /v1/completions" in message
 
 

@@ -14,26 +14,6 @@ from specdemo import __version__
 from specdemo.errors import SpecdemoError
 from specdemo.server.request_guard import RequestGuard, has_key, refusal
 
-INSTEAD = {
-    "/v1/responses": "Use POST /v1/chat/completions, with messages in place of input.",
-    "/v1/messages": "Use POST /v1/chat/completions, in OpenAI's format.",
-    "/v1/embeddings": "This model writes text; run an embedding model on another server.",
-    "/infill": "Use POST /v1/completions, with prompt and suffix.",
-    "/completion": "Use POST /v1/completions.",
-    "/api/chat": "Use POST /v1/chat/completions.",
-    "/api/generate": "Use POST /v1/completions.",
-}
-"""Addresses of other services, and what to use here."""
-
-
-def unknown_address(method: str, path: str, paths: dict[str, Any]) -> str:
-    """The sentence about an address that is none of the `paths` of the OpenAPI schema."""
-    hint = INSTEAD.get(path.rstrip("/"), "")
-    if f"/v1{path}" in paths:
-        hint = "Let the client's base URL end with /v1."
-    known = [f"{verb.upper()} {name}" for name, verbs in paths.items() for verb in verbs]
-    return " ".join([f"There is no {method} {path[:100]} here.", hint, f"{', '.join(known)}."])
-
 
 class Reports(Protocol):
     """What reports on models: a Host, or the replicas of one (`ray.ReplicaBackend`)."""
@@ -51,8 +31,10 @@ def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAP
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and error.detail == "Not Found":  # by Starlette
-            paths = app.openapi()["paths"]
-            error.detail = unknown_address(request.method, request.url.path, paths)
+            paths = app.openapi()["paths"].items()
+            known = ", ".join(f"{verb.upper()} {path}" for path, verbs in paths for verb in verbs)
+            asked = f"{request.method} {request.url.path[:100]}"
+            error.detail = f"There is no {asked} here; there are {known}."
         return refusal(error)
 
     app = FastAPI(
