@@ -182,9 +182,11 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
 
 def test_requests_share_forwards_up_to_a_bound_and_a_larger_one_is_run_alone(scheduler, shared):
     shared["target"].gate.clear()
+    first = submit(scheduler, shared, (1, 2), 1)
+    until(lambda: first.admitted_at)  # it waits in a forward, so all others begin together
     handles = [submit(scheduler, shared, (1, 2) * (5 + 10 * at), 30, 4) for at in range(8)]
     shared["target"].gate.set()
-    collect(handles)
+    collect([first, *handles])
     batches = shared["target"].batches
     assert max(map(len, batches)) >= 4 and max(map(len, shared["draft"].batches)) >= 2
     assert all(sum(sizes) <= MERGED_TOKENS or len(sizes) == 1 for sizes in batches)
