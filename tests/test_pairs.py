@@ -18,7 +18,7 @@ from specdemo.bench.prompts import BenchPrompt
 from specdemo.commands import drafts as tuning
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement
-from specdemo.engine.backends import numerics
+from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, FetchError, RequestFailed
@@ -282,6 +282,8 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
     subjects = [measured.subject_of(replace(FILES, **other), None) for other in others]
     for subject in (*subjects, measured.subject_of(FILES, 99)):
         assert measured.read("profile", subject, Profile) is None
+    monkeypatch.setattr(kernels, "instructions", lambda: "others")
+    assert measured.read("profile", measured.subject_of(FILES, None), Profile) is None
     monkeypatch.setattr(hardware, "describe", lambda: "another")
     assert measured.read("profile", SUBJECT, Profile) is None
 

@@ -30,7 +30,7 @@ from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
-from .profile import ModelProfile, Profile, Properties
+from .profile import Profile, Properties
 from .request import Request, Target
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
@@ -189,8 +189,6 @@ class Engine:
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
-        if name == "exact":
-            known = numerics.usable(known, files.target)
         model, invariance = numerics.open_target(files, self.core, name == "exact", known)
         self._fix_cache(model)
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
@@ -215,7 +213,6 @@ class Engine:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             device = "CPU" if self._head else files.draft_device
             chosen = source, device, files.kv_cache, isinstance(source, Path), self.core
-            known = numerics.usable(known, source) or ModelProfile()
             tried = [known.properties] if known.properties else numerics.candidates(*chosen)
             ids = files.draft_token_ids
             if ids is not None and files.translation is None:

@@ -86,6 +86,8 @@ def forget() -> int:
 
 def subject_of(files: PairFiles, threads: int | None) -> Subject:
     """The subject of the profile of `files` on `threads` threads (None: one per processor)."""
+    from specdemo.engine.backends import kernels  # imports OpenVINO
+
     draft = files.head or files.draft
     return {
         "machine": hardware.describe(),
@@ -94,6 +96,7 @@ def subject_of(files: PairFiles, threads: int | None) -> Subject:
         "draft": _graph(draft) if draft else "",
         "devices": f"{files.device}, {files.draft_device}",
         "kv_cache": files.kv_cache,
+        "kernels": kernels.instructions(),
     }
 
 

@@ -53,7 +53,7 @@ def plugin_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def forward_by(computing: str) -> tuple[str, str]:
     """The property of a model that KERNELS or PLUGIN compute on a processor like this one."""
-    return FORWARD, f"{computing} ({'VNNI' if vnni() else 'AVX2'})"
+    return FORWARD, f"{computing} ({instructions()})"
 
 
 def in_kernels(properties: Iterable[tuple[str, str]]) -> bool:
@@ -85,6 +85,11 @@ def vnni() -> str:
         if all(features.get(name.strip("+")) for name in names.split(",")):
             return names
     return ""
+
+
+def instructions() -> str:
+    """What the kernels use here: "VNNI" or "AVX2"; "" where there are none."""
+    return ("VNNI" if vnni() else "AVX2") if available() else ""
 
 
 def _features() -> dict[str, bool]:

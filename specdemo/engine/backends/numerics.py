@@ -82,17 +82,6 @@ def open_first(open_with: Callable[[Properties], Model], tried: list[Properties]
     return open_with(tried[-1])
 
 
-def usable(known: ModelProfile | None, source: Path | Checkpoint) -> ModelProfile | None:
-    """`known` if it was measured where the kernels were as they are here."""
-    if known is None:
-        return None
-    found = {value for name, value in known.properties if name == kernels.FORWARD}
-    here = set()
-    if uses_kernels(source):
-        here = {kernels.forward_by(by)[1] for by in (kernels.KERNELS, kernels.PLUGIN)}
-    return known if found & here or found == here else None
-
-
 def activation_group(model: ov.Model) -> int:
     """The number of activations that share a scale: the most that divide the columns of every
     compressed matrix of `model` and are no more than its weights that share one. Larger groups are
