@@ -182,8 +182,8 @@ class _Runners:
     """The tokens of a distribution in an exponential race: the first to arrive is drawn.
 
     `columns` (int64 [n]) are all of weight LIKELY and more, with their `weights` (relative to the
-    largest) and token `ids`. The other weights sum to at most `others`;
-    `all_weights()` gives the weight of every column.
+    largest) and token `ids`. The other weights sum to at most `others`; `all_weights()` gives the
+    weight of every column.
 
     Each likely token arrives at Exponential(1) / weight; the tail shares one arrival at
     Exponential(1) / (sum of its weights). If the tail is first, one of its tokens is drawn in
