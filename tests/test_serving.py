@@ -188,7 +188,8 @@ class Recording(ToySession):
     """Records the forwards and the active requests at the beginning of each answer."""
 
     def ask(self, question):
-        self.begun = [*getattr(self, "begun", ()), (self.forwards, self.activity.active)]
+        # One call of a list, since two threads ask.
+        vars(self).setdefault("begun", []).append((self.forwards, self.activity.active))
         return super().ask(question)
 
 
