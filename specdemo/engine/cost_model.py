@@ -88,8 +88,7 @@ class CostModel:
     @property
     def _row(self) -> float:
         """Seconds of one more token in a large forward."""
-        more = self.seconds[LARGEST] - self.seconds[LARGEST // 2]
-        return max(more, 0.0) / (LARGEST - LARGEST // 2)
+        return (self.seconds[LARGEST] - self.seconds[LARGEST // 2]) / (LARGEST - LARGEST // 2)
 
 
 def _of_every_size(seconds: dict[int, float]) -> list[float]:
