@@ -159,8 +159,10 @@ def test_what_is_over_the_limits_is_refused_before_anything_runs(toy, question, 
 
 def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(toy):
     service = service_of(toy, VisitorLimits(seconds=0))
+    question = Question("word " * 400, Settings(max_new_tokens=2000, drafter="none"))
+    toy.in_forward(50, lambda: question.stop.wait(10))  # or the answer may end before it is read
     with pytest.raises(RequestFailed, match="Stopped after 0 seconds"):
-        answer(service, Question("word " * 400, Settings(max_new_tokens=2000, drafter="none")))
+        answer(service, question)
     assert toy.activity.active == 0 and toy.forwards < 2000
     assert 'outcome="timeout"} 1.0' in asyncio.run(service.metrics())
 
