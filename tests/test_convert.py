@@ -127,7 +127,7 @@ LLAMA3 = {"rope_parameters": tiny_gguf.LLAMA3}
         ("gpt2", "float32", "fp16", {}),
         ("llama", "float16", "fp16", LLAMA3 | {"attention_bias": True}),
         ("qwen2", "float32", "fp16", {"num_key_value_heads": 4}),
-        ("qwen3", "bfloat16", "fp16", TIED),
+        ("qwen3", "bfloat16", "fp16", TIED | {"partial_rotary_factor": 0.5}),  # not read there
         ("gemma3", "float32", "fp16", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
         ("gemma3", "bfloat16", "fp16", {"num_key_value_heads": 1, "layer_types": MIXED}),
         ("phi3", "float32", "fp16", tiny_gguf.LONG | TIED),
@@ -627,6 +627,16 @@ def test_a_configuration_is_built_left_to_optimum_intel_or_named_with_what_would
 def test_a_null_stands_for_the_default_of_the_family():
     data = {**TINY, "model_type": "gpt2", **dict.fromkeys(TIED)}
     assert checkpoints.shape_of(data, CONFIG).tied
+
+
+@pytest.mark.slow
+def test_smollm3_may_have_an_interval_for_the_layers_that_are_not_rotated():
+    from transformers import SmolLM3Config
+
+    own = {**TINY, "num_hidden_layers": 7, "no_rope_layer_interval": 3}
+    shape = checkpoints.shape_of({**own, "model_type": "smollm3"}, CONFIG)
+    rotated = [int(index not in shape.unrotated) for index in range(7)]
+    assert rotated == SmolLM3Config(**own).no_rope_layers == [1, 1, 0, 1, 1, 0, 1]
 
 
 @pytest.mark.slow

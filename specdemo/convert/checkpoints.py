@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from pydantic import Field, TypeAdapter, model_validator
 
 from specdemo.convert import ir
-from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, with_biases
+from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, one_in, with_biases
 from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
@@ -35,6 +35,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
 }
 """What transformers takes for values that config.json lacks."""
+_PARTLY_ROTATED = "gptneox", "phi3"  # in the other families transformers rotates whole heads
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
@@ -122,6 +123,7 @@ class CheckpointConfig(Sizes):
     activation: str = named("hidden_act", "hidden_activation", "activation_function", default="")
     tied: bool = named("tie_word_embeddings", default=False)
     no_rope_layers: list[int] = []
+    no_rope_layer_interval: Annotated[int, Field(ge=1)] | None = None
     query_divisor: Positive | None = named("query_pre_attn_scalar", default=None)
     use_bidirectional_attention: bool = False
     attn_logit_softcapping: Positive | None = None
@@ -160,13 +162,16 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     if variant is None or rope.kind not in ROPES or local.kind != "default":
         return None
     further: dict[str, Any] = {
-        "rotary": rope.partial_rotary_factor or config.rotary_pct,
         "rope_base": rope.rope_theta or config.rope_base,
         "local_rope_base": local.rope_theta or config.local_rope_base,
     }
-    if config.no_rope_layers:  # 0 for a layer that is not rotated
+    if family.name in _PARTLY_ROTATED:
+        further["rotary"] = rope.partial_rotary_factor or config.rotary_pct
+    if family.unrotated and config.no_rope_layers:  # 0 for a layer that is not rotated
         unrotated = (index for index, rotated in enumerate(config.no_rope_layers) if not rotated)
         further["unrotated"] = frozenset(unrotated)
+    elif family.unrotated and config.no_rope_layer_interval:
+        further["unrotated"] = one_in(config.no_rope_layer_interval, config.layers)
     if config.query_divisor:
         further["attention_scale"] = config.query_divisor**-0.5
     shape = Shape.of(config, variant, path, **further)

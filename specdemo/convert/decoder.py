@@ -86,7 +86,7 @@ def sized(largest: int, *names: str, default: Any = ...) -> Any:
     return named(*names, default=default, ge=1, le=largest)
 
 
-def _one_in(period: int, layers: int) -> frozenset[int]:
+def one_in(period: int, layers: int) -> frozenset[int]:
     """The last of every `period` layers; none for 0."""
     return frozenset(range(period - 1, layers, period) if period else ())
 
@@ -135,7 +135,7 @@ class Sizes(Configuration):
         layers = range(self.layers if self.window else 0)
         if isinstance(self.pattern, list):
             return frozenset(compress(layers, self.pattern))
-        return frozenset(layers) - _one_in(self.pattern or family.unlimited, self.layers)
+        return frozenset(layers) - one_in(self.pattern or family.unlimited, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Shape:
             "kv_heads": sizes.kv_heads or heads,
             "width": sizes.width or sizes.hidden // heads,
             "epsilon": sizes.epsilon or (1e-6 if family.rms else 1e-5),
-            "unrotated": _one_in(family.unrotated, sizes.layers),
+            "unrotated": one_in(family.unrotated, sizes.layers),
             "sliding": sizes.sliding(family),
             "family": family,
         }
