@@ -728,7 +728,7 @@ def test_parts_of_a_view_with_other_axes_stay_parts(sizes):
 def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, monkeypatch):
     """With products by the plugin, at the ends of blocks, for a prompt and single tokens."""
     monkeypatch.setattr(kernels, "vnni", str)
-    monkeypatch.setattr(kernels, "products_by_input", lambda model: [])
+    monkeypatch.setattr(kernels, "weight_products", lambda model: [])
     properties = F32[0], CACHE, (kernels.GROUP, "0")
     results = []
     for more in ((), (KERNELS,)):

@@ -88,7 +88,8 @@ class CostModel:
     @property
     def _row(self) -> float:
         """Seconds of one more token in a large forward."""
-        return (self.seconds[LARGEST] - self.seconds[LARGEST // 2]) / (LARGEST - LARGEST // 2)
+        more = self.seconds[LARGEST] - self.seconds[LARGEST // 2]
+        return max(more, 0.0) / (LARGEST - LARGEST // 2)
 
 
 def _of_every_size(seconds: dict[int, float]) -> list[float]:

@@ -50,11 +50,11 @@ class CacheUse:
 
 
 class Engine:
-    """Compiles what the first token needs; arguments as in `Session`. The rest (a
-    draft model that may come later, a missing cost table) is prepared between requests if
-    `background` is set, or when `preparing` is called. `profile` holds earlier measurements of
-    this pair on this machine; `remember` gets the later ones. `drafts`: there is a draft model, or
-    a draft head that the target model can feed. Raises ModelError."""
+    """Compiles what the first token needs; arguments as in `Session`. The rest (a draft model that
+    may come later, a missing cost table) is prepared between requests if `background` is set, or
+    when `preparing` is called. `profile` holds earlier measurements of this pair on this machine;
+    `remember` gets the later ones. `drafts`: there is a draft model, or a draft head that the
+    target model can feed. Raises ModelError."""
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 the output projection to the rows asked for, and splits products of several parts."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,14 +160,10 @@ def output_projection(model: ov.Model) -> ov.Node:
     return node
 
 
-def products_by_input(model: ov.Model) -> list[list[ov.Node]]:
-    """The products of activations and weights [rows, columns], in order, by their activations."""
-    sharing = defaultdict(list)
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and _has_weights(node):
-            source = node.input_value(0)
-            sharing[source.get_node().get_name(), source.get_index()].append(node)
-    return list(sharing.values())
+def weight_products(model: ov.Model) -> list[ov.Node]:
+    """The products of activations and weights [rows, columns], in order."""
+    nodes = model.get_ordered_ops()
+    return [node for node in nodes if node.get_type_name() == "MatMul" and _has_weights(node)]
 
 
 def _has_weights(product: ov.Node) -> bool:

@@ -22,7 +22,7 @@ import openvino as ov
 from ..faults import ModelError
 from .attention import Attention, remove_cache, take_attention
 from .fusion import Program, find_segments, write_program
-from .graph import products_by_input, raw_bytes, source_of, split_products
+from .graph import raw_bytes, source_of, split_products, weight_products
 from .tiles import LINE_BYTES, Weights, pack, room_for
 
 FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
@@ -208,9 +208,9 @@ def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False)
     `only_whole`."""
     if attend:
         split_products(model)
-    products = [product for sharing in products_by_input(model) for product in sharing]
     found = {
-        product.get_name(): _weights(product.input_value(1).get_node()) for product in products
+        product.get_name(): _weights(product.input_value(1).get_node())
+        for product in weight_products(model)
     }
     weights = {name: stored for name, stored in found.items() if stored and stored.group}
     attentions = take_attention(model) if attend else {}
