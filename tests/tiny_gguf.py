@@ -49,7 +49,7 @@ def torch_model(architecture: str, **own):
     if architecture not in ("gptneox", "gpt2"):
         sizes |= {"num_key_value_heads": 2, "pad_token_id": None}
     if architecture not in ("gptneox", "gpt2", "gemma3"):
-        sizes |= {"rope_parameters": ROPE}
+        sizes |= {"rope_parameters": dict(ROPE)}  # a configuration changes its own
     if architecture in ("llama", "qwen2", "qwen3"):
         sizes |= {"head_dim": 32}
     sizes |= OWN.get(architecture, {})
