@@ -94,15 +94,17 @@ ToolChoice = Literal["none", "auto", "required"] | Tool
 def callable_tools(
     tools: Sequence[Tool] | None, choice: ToolChoice | None, several: bool = True
 ) -> Tools | None:
-    """Those of `tools` that an answer may call by `choice`. Raises BadInput if it names none."""
-    if not tools or choice == "none":
+    """Those of `tools` that an answer may call by `choice`. Raises BadInput if it must call one
+    that is not there."""
+    must = choice not in (None, "auto")
+    if choice == "none" or not (tools or must):
         return None
     named = choice.function.name if isinstance(choice, Tool) else ""
-    functions = [tool.function for tool in tools if named in ("", tool.function.name)]
+    functions = [tool.function for tool in tools or () if named in ("", tool.function.name)]
     if not functions:
         raise BadInput("tool_choice names none of the tools.", "tool_choice")
     texts = json.dumps([function.model_dump(exclude_none=True) for function in functions])
-    return Tools(texts, choice not in (None, "auto"), several and not named)
+    return Tools(texts, must, several and not named)
 
 
 def read_messages(
