@@ -955,6 +955,17 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.evaluate(f"name => {{ {curve} }}", name)
     expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
     expect(page.locator(".sd-chart a")).to_have_count(0)
+    # The window changes while another tab is open.
+    page.get_by_role("tab", name="Benchmark").click()
+    page.set_viewport_size({"width": 900, "height": 1000})
+    page.get_by_role("tab", name="Race").click()
+    page.wait_for_function("""() => {
+      const [chart, drawing] = ['.sd-chart', '.sd-chart .main-svg'].map(
+        name => document.querySelector(name).getBoundingClientRect());
+      return drawing.height === 225 + 2 * 20 && chart.height === drawing.height
+        && chart.width - drawing.width < 1;
+    }""")
+    page.set_viewport_size(DESK["viewport"])
 
 
 def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):

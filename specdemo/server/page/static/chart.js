@@ -13,12 +13,21 @@ const COLOURS = new Map([["#0072B2", "fast"], ["#64748b", "slow"], ["#9a6700", "
 const themed = (data) => JSON.parse(JSON.stringify(data),
   (_, value) => (COLOURS.has(value) ? colour(COLOURS.get(value)) : value));
 
+/* Keeps charts as wide as their place, which has no width in a tab that is hidden. With `responsive` Plotly
+   follows the window alone, and forgets the height. */
+const fitted = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const width = target.offsetWidth;
+    if (width && width !== target.layout.width) window.Plotly.relayout(target, { width });
+  }
+});
+
 /* Draws a figure, as Plotly's JSON has it, in the colours of the page. */
 export const draw = async (node, { data, layout }) => {
   const library = await plotly(), line = colour("line");
   const axis = { gridcolor: line, linecolor: line, zeroline: false, fixedrange: true };
   const themedLayout = {
-    hovermode: "closest", dragmode: false, barmode: "group", ...layout,
+    hovermode: "closest", dragmode: false, barmode: "group", width: node.offsetWidth || undefined, ...layout,
     margin: { l: 56, r: 16, t: 12, b: 44, ...layout.margin },
     font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
     paper_bgcolor: colour("paper"), plot_bgcolor: colour("paper"),
@@ -26,7 +35,8 @@ export const draw = async (node, { data, layout }) => {
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...layout.legend },
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, automargin: true, ...layout.yaxis },
   };
-  await library.react(node, themed(data), themedLayout, { displayModeBar: false, responsive: true });
+  await library.react(node, themed(data), themedLayout, { displayModeBar: false });
+  fitted.observe(node);
 };
 
 /* Plotly takes tags for markup. */
