@@ -259,9 +259,10 @@ export const mountBenchmark = (root, values) => {
     shown = report;
     say(find("bench-sentence"), shown.sentence);
     find("rows").replaceChildren(table(HEAD, shown.report.rows.map(cells)));
-    if (!chart) return;
-    charts.replaceChildren(...shown.charts.map(() => make("div", "sd-bench-chart")));
-    shown.charts.forEach((figure, place) => draw(charts.children[place], figure));
+    const figures = chart ? shown.charts : [];
+    if (chart) charts.style.minHeight = "";
+    charts.replaceChildren(...figures.map(() => make("div", "sd-bench-chart")));
+    figures.forEach((figure, place) => draw(charts.children[place], figure));
   };
   const run = (running) => {
     const buttons = [find("bench-run"), find("bench-stop")], focused = buttons.includes(document.activeElement);
@@ -278,13 +279,14 @@ export const mountBenchmark = (root, values) => {
     if (total) Object.assign(progress, { value: done, max: total });
     if (ended) run(false);
     say(find("error"), failed ? note : "");
-    if (message.report?.rows.length) show(message, ended);
+    const raced = message.report?.rows.length;
+    if (raced || ended) show(raced ? message : shown, ended);
   };
   find("bench-run").onclick = () => {
     if (isRunning()) return say(find("bench-note"), "A race is under way: stop it, or wait for its end.");
     run(true);
     charts.style.minHeight = `${charts.offsetHeight}px`;
-    show({ sentence: "", charts: [], report: { rows: [] } });   // what was recorded elsewhere
+    show(shown, false);
     stream("benchmark", values(), receive);
   };
   find("bench-stop").onclick = stop;
