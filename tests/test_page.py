@@ -993,8 +993,9 @@ def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
     expect(saved).to_contain_text("14.29")
     expect(saved).not_to_contain_text("Energy")  # nothing measures it
     # Without a baseline, no step made one token.
-    alone = dataclasses.replace(race_trace("1", "2"), baseline=None, identical=None)
+    alone = dataclasses.replace(race_trace("1"), baseline=None, identical=None)
     open_run(page, alone.to_json())
+    expect(page.locator(".sd-header .sd-step")).to_have_count(0)  # nothing was guessed
     expect(saved).to_be_visible()
     expect(page.locator(".sd-curve")).to_be_hidden()
     expect(page.locator(".sd-headline")).to_be_visible()

@@ -253,7 +253,7 @@ const lengths = ({ decode_seconds: spec, baseline_decode_seconds: base }) => (
 
 export const drawPicture = ({ rounds }) => {
   const round = rounds[tellingRound(rounds)];
-  if (round) document.querySelector(".sd-header .sd-steps").replaceChildren(...cardsOf(round));
+  document.querySelector(".sd-header .sd-steps").replaceChildren(...(round ? cardsOf(round) : [NO_GUESS[0]]));
 };
 
 /* What the stations of the walk say of a run, and their pictures. `round` is the number of a round. */
