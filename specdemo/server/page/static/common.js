@@ -24,7 +24,7 @@ export const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎"
 /* The names of the sources of draft tokens. */
 export const SOURCES = new Map(Object.entries(window.specdemo.known.sources));
 
-const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+const HIDDEN = /[\u0000-\u001f\u007f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 export const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
 
 export const table = (head, rows) => {
