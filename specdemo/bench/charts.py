@@ -96,7 +96,7 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
     )
     longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
     return figure.update_layout(
-        xaxis={"title": "seconds of decoding", "range": [0, 1.15 * longest]},
+        xaxis={"title": "seconds of decoding", "range": [0, 1.3 * longest]},
         yaxis={"autorange": "reversed", "automargin": True},
         margin={"t": 20, "b": 50},
         legend={"traceorder": "reversed", "title": None},
