@@ -520,11 +520,13 @@ def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_t
 
 def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     tab = open_tab(url)
-    body = 'data: {"phase": "loading", "note": "Reading the question"}\n\n'
+    message = {"phase": "speculative", "rounds": json.loads(made_up().to_json())["rounds"]}
+    body = f"data: {json.dumps(message)}\n\n"
     tab.page.route("**/race", lambda route: route.fulfill(body=body))
     tab.run()
     expect(tab.page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
     expect(tab.page.locator("#sd-run")).to_be_visible()
+    expect(tab.page.locator(".sd-drafts")).to_be_hidden()  # they would race the run before
 
 
 def test_the_latest_race_of_a_visit_is_in_view_with_its_button(open_tab, url):
