@@ -276,8 +276,8 @@ const STATIONS = [
     + "the model's own choice.", cardsOf(rounds[round], 2)]],
   ["Keep", ({ rounds, summary, prompt_tokens: prompt }, _, round) => [`${roundWords(rounds[round])} The next round `
     + "begins there. Keys and values of text that was read are kept in a cache, so the "
-    + `${prompt} tokens of the question were read once; ${summary.drafted - summary.accepted} wrong guesses were `
-    + "removed from the cache. Nothing is copied.", cardsOf(rounds[round], 3)]],
+    + `${prompt} tokens of the question were read once; ${summary.drafted - summary.accepted} guesses that were `
+    + "not kept were removed from the cache. Nothing is copied.", cardsOf(rounds[round], 3)]],
   ["What it is worth", ({ summary, settings }, { curve, verdict }) => {
     const counts = verdict.races?.some(({ counted }) => counted);   // else no headline compares the runs
     const paid = counts && (curve?.measured ?? summary.speedup);
