@@ -971,10 +971,12 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.set_viewport_size({"width": 900, "height": 1000})
     page.get_by_role("tab", name="Race").click()
     page.wait_for_function("""() => {
-      const [chart, drawing] = ['.sd-chart', '.sd-chart .main-svg'].map(
+      const [chart, drawing, line] = ['.sd-chart', '.sd-chart .main-svg', '.sd-playhead'].map(
         name => document.querySelector(name).getBoundingClientRect());
+      const { _size, xaxis } = document.querySelector('.sd-chart')._fullLayout;
+      const moment = chart.x + _size.l + xaxis.d2p(window.specdemo.race.motion.view);
       return drawing.height === 225 + 2 * 20 && chart.height === drawing.height
-        && chart.width - drawing.width < 1;
+        && chart.width - drawing.width < 1 && Math.abs(line.x - moment) < 2;
     }""")
     page.set_viewport_size(DESK["viewport"])
 

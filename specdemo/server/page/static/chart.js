@@ -136,11 +136,11 @@ const gap = (spec, base, span) => {
   };
 };
 
-/* The style of a line over the chart at the moment `time`. */
+/* The style of a line over the chart at the moment `time`, whatever its width. */
 export const playheadAt = (node, time, span) => {
-  const { l, t, w, h } = node._fullLayout?._size ?? { l: 0, t: 0, w: 0, h: 0 };
-  const x = l + w * time / (1.02 * span || 1);
-  return { top: `${t}px`, height: `${h}px`, transform: `translateX(${x}px)` };
+  const { l, r, t, h } = node._fullLayout?._size ?? { l: 0, r: 0, t: 0, h: 0 };
+  const left = `calc(${l}px + (100% - ${l + r}px) * ${time / (1.02 * span || 1)})`;
+  return { top: `${t}px`, height: `${h}px`, left };
 };
 
 export const raceRows = (run) => [["race", "run", "seconds", "tokens"],
