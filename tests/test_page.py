@@ -451,6 +451,10 @@ def test_a_link_with_a_question_offers_its_race_and_no_other_result_stands_under
     assert tab.finished()["instruction"] == question
     tab.page.reload()
     expect(card).to_contain_text("Not raced yet")
+    tab.tab("How it works")
+    tab.press("Watch this round")
+    expect(card).to_contain_text("Recorded on")
+    expect(tab.page.locator(".sd-caption")).to_contain_text("The draft guesses")
 
 
 def packed(data: bytes) -> str:

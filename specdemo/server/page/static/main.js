@@ -159,7 +159,8 @@ export const mountWalk = (element) => {
   drawWalk = mountStations(element, {
     watch(round) {
       showTab("Race");
-      setTimeout(() => race.motion.goTo(round), 100);   // it scrolls there once the tab is shown
+      if (!race.trace) receive({ ...explained, phase: "opened" });   // after a question that a link brought
+      setTimeout(() => race.trace && race.motion.goTo(round), 100);   // it scrolls there once the tab is shown
     },
     ask() {
       showTab("Race");
