@@ -361,7 +361,7 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
     for _ in range(2):
         page.keyboard.press("ArrowRight")
     expect(about).to_contain_text(
-        "accepted draft token, number 1 of 1 by draft model, in round 2; draft 50 %, target 50 %."
+        "accepted draft token, number 1 of 1 by draft model, in round 2; draft 50%, target 50%."
     )
     page.locator(".sd-text-spec .sd-wrong").first.hover()
     expect(about).to_contain_text("In place of")
@@ -891,7 +891,7 @@ def test_behind_a_rejected_guess_are_the_drafts_candidates_with_both_probabiliti
         point()
         if not shown.count():
             box.locator(".sd-struck").hover()  # in slow motion
-        cells = "×sax 50 % / 10 %<i>six</i> 50 % / 0.4 %↺six less / 50 %"
+        cells = "×sax 50% / 10%<i>six</i> 50% / 0.4%↺six less / 50%"
         expect(shown).to_have_text(f"Candidates, draft / target:{cells}")
         page.mouse.move(0, 0)  # else what scrolls below the pointer is picked
         box.locator(".sd-right").first.tap()
@@ -994,7 +994,7 @@ def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(page):
     expect(page.locator(".sd-cost-chart .points path")).to_have_count(4 + 1)
     slider, told = page.locator(".sd-rate-slider"), page.locator(".sd-rate-told")
     slider.fill("0")
-    expect(told).to_contain_text("At 0 % such drafts would cost time, so the engine would stop")
+    expect(told).to_contain_text("At 0% such drafts would cost time, so the engine would stop")
     slider.fill("100")
     expect(told).to_contain_text("times faster")
     page.get_by_label("Price of a processor core").fill("3.6")

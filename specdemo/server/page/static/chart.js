@@ -212,7 +212,7 @@ const drawCosts = (find, rounds, curve) => {
   say(find(".sd-measured"), measured?.toFixed(2) ?? "-");
   slider.value = Math.round(100 * rate);
   slider.oninput = () => {
-    const speedup = speedups[slider.value], words = `At ${slider.value} % ` + (speedup < 1
+    const speedup = speedups[slider.value], words = `At ${slider.value}% ` + (speedup < 1
       ? "such drafts would cost time, so the engine would stop making them."
       : `it would be ${factor(speedup)}.`);
     slider.setAttribute("aria-valuetext", words);

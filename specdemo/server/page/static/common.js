@@ -15,7 +15,7 @@ export const say = (node, text) => {
 
 export const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
 export const milliseconds = (s) => (1000 * s).toFixed(s < .01 ? 1 : 0) + " ms";
-export const percent = (share) => Math.round(100 * share) + " %";
+export const percent = (share) => Math.round(100 * share) + "%";
 export const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
 export const factor = (speedup) => (speedup < 1 ? `${(1 / speedup).toFixed(2)} times slower`
   : `${speedup.toFixed(2)} times faster`);

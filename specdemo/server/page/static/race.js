@@ -276,7 +276,7 @@ const HINT = "Point at a token, tap it, or walk with the arrow keys to see what 
 const cellOf = (look, glyph, { text }, ...more) => (
   make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text)), ...more));
 
-const share = (value) => (100 * value).toFixed(value < .1 ? 1 : 0) + " %";
+const share = (value) => (100 * value).toFixed(value < .1 ? 1 : 0) + "%";
 const probabilities = ({ draft_probability: draft, target_probability: target }) =>
   [["draft", draft], ["target", target]].filter(([, value]) => value != null)
     .map(([model, value]) => `${model} ${share(value)}`).join(", ");
