@@ -525,7 +525,7 @@ def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_t
 def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     tab = open_tab(url)
     message = {"phase": "speculative", "rounds": json.loads(made_up().to_json())["rounds"]}
-    body = f"data: {json.dumps(message)}\n\n"
+    body = f":\n\ndata: {json.dumps(message)}\n\n"
     tab.page.route("**/race", lambda route: route.fulfill(body=body))
     tab.run()
     expect(tab.page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")

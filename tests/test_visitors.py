@@ -319,7 +319,7 @@ def streamed(url: str, path: str, tab: str, **values):
     with httpx.stream("POST", f"{url}/{path}", json=body, timeout=60) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         for line in stream.iter_lines():
-            if line:
+            if line.startswith("data: "):
                 yield json.loads(line.removeprefix("data: "))
 
 
@@ -350,6 +350,17 @@ def test_a_race_is_streamed_and_ended_by_its_tab_and_its_next_run_only(served, m
     assert not again or [*following][-1]["phase"] == "done"
     assert last["phase"] == "stopped" and len(last["trace"]["rounds"]) in (6, 7)
     assert session.activity.active == service.visitors == 0
+
+
+def test_a_visitor_who_leaves_while_nothing_is_sent_frees_the_place(served, monkeypatch):
+    """All is read, so the server hears no more than of a connection that is half closed."""
+    url, session, service = served
+    monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (60.0, 60.0))
+    monkeypatch.setattr(web_app, "PING", 0.05)
+    with closing(streamed(url, "race", "tab-1")) as seen:
+        until(lambda: next(seen)["phase"] == "again")
+    until(session.questions[-1].stop.is_set)
+    until(lambda: session.activity.active == service.visitors == 0)
 
 
 def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served, monkeypatch):

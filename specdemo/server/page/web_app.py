@@ -43,6 +43,10 @@ KINDS = {
 }
 PLOTLY = "plotly.min.js"
 
+PING = 1.0
+"""Seconds without a message after which a stream has a comment: only what is sent shows that a
+visitor has left, and races are repeated without a word."""
+
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
 
@@ -224,9 +228,9 @@ def _add_runs(router: APIRouter, service: Service, menu: ModelMenu) -> None:
         try:
             # A refusal takes no thread. The visitor may leave, which ends the run.
             with service.request(visitor):
-                async with aclosing(merged({stop: run})) as messages:
+                async with aclosing(merged({stop: run}, ping=PING)) as messages:
                     async for text in messages:
-                        yield f"data: {text}\n\n"
+                        yield ":\n\n" if text is None else f"data: {text}\n\n"
         except Busy as error:
             yield f"data: {events.message('error', str(error))}\n\n"
 

@@ -96,7 +96,7 @@ export const stream = async (path, values, receive) => {
     for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
       const lines = (rest + part.value).split("\n\n");
       rest = lines.pop();
-      for (const line of lines) {
+      for (const line of lines.filter((line) => line !== ":")) {
         const message = JSON.parse(line.slice("data: ".length));
         phase = message.phase;
         receive(message);
