@@ -64,6 +64,7 @@ def test_every_command_has_help(capsys, command):
         (["run", "Hi", "--assistant-model", "x"], ["--assistant-model", "--model"]),
         (["run", "Hi", "--json", "/no/such/folder/trace.json"], ["--json", "No such file"]),
         (["run", "Hi", "--speed", "9"], ["--speed", "run --help"]),
+        (["train-draft", "--out", "x"], ["Missing", "--target"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, arguments, words):

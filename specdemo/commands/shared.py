@@ -103,7 +103,7 @@ def options_of(
 def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Command:
     metadata, hint = field.metadata, get_type_hints(kind)[field.name]
     several, required = get_origin(hint) is tuple, field.default is dataclasses.MISSING
-    default = None if required or several or field.default == "" else field.default
+    default = None if several or field.default == "" else field.default
     flag, name = hint is bool or "off" in metadata, option_name(field.name)
     owners = (owner for owner in kind.__mro__[::-1] if field.name in get_annotations(owner))
     return click.option(
@@ -115,7 +115,7 @@ def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Comman
         required=required,
         is_flag=flag,
         multiple=several,
-        default=default if flag or default is None else str(default),
+        **({} if required else {"default": default if flag or default is None else str(default)}),
         metavar=None if flag else metadata.get("metavar") or _metavar(hint),
         help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
         cls=SectionedOption,
