@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -316,6 +317,17 @@ def test_after_hurried_work_the_request_that_waited_comes_first(monkeypatch):
         until(enough.is_set)
         time.sleep(0.05)
         assert not done
+
+
+def test_work_whose_end_drops_the_engine_and_so_closes_the_scheduler_is_no_fault(caplog):
+    scheduler, ended = Scheduler(), threading.Event()
+    engine = {ended}  # a set can be referred to weakly
+    weakref.finalize(engine, scheduler.close)
+    scheduler.run_in_background(step for step, _ in enumerate([engine]))
+    scheduler.hurry(ended)
+    del engine
+    scheduler._thread.join()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("timed", [False, True])

@@ -241,7 +241,7 @@ class Scheduler:
         except Exception as error:
             log.error("Work in the background failed and is left.", exc_info=error)
             ended = True
-        if ended:
+        if ended and not self._closed:  # the work can hold the engine last, whose end closes this
             self._background.popleft()
         self._prepared_at = monotonic()
         if hurried:  # a request may have waited for this
