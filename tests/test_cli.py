@@ -193,6 +193,9 @@ def test_a_json_schema_is_read_from_a_file(tmp_path):
     file.write_text('{"type": "object"}')
     _, settings = parsed.main(["--json-schema", str(file)], standalone_mode=False)
     assert settings.json_schema == '{"type": "object"}'
+    file.write_text("")
+    _, settings = parsed.main(["--json-schema", str(file)], standalone_mode=False)
+    assert settings.json_schema, "an empty file asks for JSON, and is refused as no schema"
     file.write_bytes(b"\xff\xfe")
     for path in (file, tmp_path / "none.json"):
         with pytest.raises(BadInput, match=f"--json-schema {re.escape(str(path))} cannot be read"):

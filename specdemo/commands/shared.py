@@ -157,7 +157,7 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
 def _text_of(path: str, option: str) -> str:
     try:
         with open(path, encoding="utf-8-sig") as file:
-            return file.read()
+            return file.read() or "\n"  # which is no JSON, while "" is no schema
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise BadInput(f"{option} {path} cannot be read: {reason}.") from None
