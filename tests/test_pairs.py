@@ -120,6 +120,7 @@ def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
         ({"pair": "dolly-9b"}, "^pair 'dolly-9b' is not a pair; choose one of embedded, "),
         ({"model": "/nowhere/at/all"}, "^model '/nowhere/at/all' is no folder or GGUF file here"),
         ({"model": "a/b/c"}, "^model "),
+        ({"model": "here/none.gguf"}, "^model 'here/none.gguf' is no folder or GGUF file here"),
         ({"pair": "dolly-3b", "assistant_model": "x y"}, "^assistant_model 'x y' is no folder"),
     ],
 )

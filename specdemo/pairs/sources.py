@@ -50,10 +50,11 @@ def source_of(text: str, field: str, weight_format: str) -> Source:
         path = next(iter(models.values()), path)
     if path.is_dir() or ir.is_gguf(path):
         return Source(str(path), ir.GGUF_END.sub("", path.resolve().name), export=weight_format)
-    if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
+    name, _, gguf = hub.split(text)
+    absent = not gguf and ir.GGUF_END.search(name)  # a repository that ends so needs a file, too
+    if absent or not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         wrong = "{} {text!r} is no folder or GGUF file here, and no Hub repository."
         raise InvalidOption(wrong, field, text=text)
-    name, _, gguf = hub.split(text)
     return Source(text, f"{name}:{gguf}" if gguf else name, export=weight_format)
 
 
