@@ -201,6 +201,13 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
 # What goes with what.
 
 
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(tiny_home, tmp_path):
+    copied = shutil.copytree(tiny_home / "llama-draft", tmp_path / "own")
+    (copied / "tokenizer.json").unlink()
+    with pytest.raises(BadInput, match=r"own has no tokenizer\.json"):
+        load_own(copied)
+
+
 def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home, tmp_path):
     draft = shutil.copytree(ir_folder(tiny_home, "llama-draft", "int8"), tmp_path / "draft")
     shutil.copy(tiny_home / "llama-draft" / "tokenizer.json", draft)

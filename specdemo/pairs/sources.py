@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdemo.convert import ir
 from specdemo.convert.exporting import export, require_checkpoint
-from specdemo.errors import InvalidOption
+from specdemo.errors import BadInput, InvalidOption
 from specdemo.host import disk
 from specdemo.host.terminal import Report, silent
 from specdemo.host.threads import in_background
@@ -102,6 +102,9 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         folder = disk.cache_home() / "exported" / name
         if hub.is_complete(folder):  # also where nothing can be written
             return Snapshot(folder, snapshot.revision)
+        config, tokenizer = (snapshot.folder / file for file in ("config.json", "tokenizer.json"))
+        if config.is_file() and not (tokenizer.is_file() or ir.is_eagle_head(ir.read_json(config))):
+            raise BadInput(f"{snapshot.folder} has no tokenizer.json beside its config.json.")
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not hub.is_complete(folder):
                 export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
