@@ -18,7 +18,7 @@ from specdemo.commands.shared import (
     load_pair,
     options_of,
     sectioned,
-    write_json,
+    write_file,
     write_report,
 )
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -120,11 +120,11 @@ def audit(
         for progress in auditor.audit(engines, plan, report, pair):
             bar(Progress(printable(progress.text), progress.done, progress.total))
             if file:
-                write_json(as_json(report), str(file))
+                write_file(as_json(report), str(file))
     report.versions = versions()  # with those imported since
     write_report(report, json_file, _tables(report))
     if options.html:
-        Path(options.html).write_text(auditor.page(report), encoding="utf-8")
+        write_file(auditor.page(report), options.html)
     if any(row.failures for row in report.rows if row.engine in OURS):
         raise RequestFailed("Speculative decoding changes the output.")
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -31,6 +30,7 @@ from specdemo.commands.shared import (
     load_pair,
     options_of,
     sectioned,
+    write_file,
     write_report,
 )
 from specdemo.errors import RequestFailed
@@ -113,7 +113,7 @@ def bench(
     if options.html:
         from specdemo.bench.charts import page
 
-        Path(options.html).write_text(page(figures), encoding="utf-8")
+        write_file(page(figures), options.html)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from functools import partial
 import click
 from rich.console import Console
 
-from specdemo.commands.shared import answer_options, load_pair, sectioned, write_json
+from specdemo.commands.shared import answer_options, load_pair, sectioned, write_file
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
@@ -76,7 +76,7 @@ def run(
         loaded.check.require(CHECK_SECONDS)
     notes.print("\n" + "\n".join(figures_of(trace)))
     if json_file:
-        write_json(trace.to_json(), json_file)
+        write_file(trace.to_json(), json_file)
 
 
 def after_preparation(events: Iterator[SessionEvent]) -> Iterator[SessionEvent]:

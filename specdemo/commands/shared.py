@@ -199,7 +199,7 @@ def check_output(destination: str | None, option: str) -> str | None:
     return destination
 
 
-def write_json(text: str, destination: str) -> None:
+def write_file(text: str, destination: str) -> None:
     """Write UTF-8 and a line end to the file `destination`, '-' for standard output."""
     try:
         with click.open_file(destination, "wb") as file:
@@ -216,12 +216,12 @@ def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table
 
     out = sys.stderr if json_file == "-" else sys.stdout
     if json_file == "-":
-        write_json(as_json(figures), json_file)
+        write_file(as_json(figures), json_file)
     for title, rows in tables.items():
         click.echo(title, file=out)
         show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
     if json_file and json_file != "-":  # after the tables: a full disk must not lose these
-        write_json(as_json(figures), json_file)
+        write_file(as_json(figures), json_file)
 
 
 def _readable(name: str, value: Any) -> tuple[str, Any]:
