@@ -102,9 +102,9 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         folder = disk.cache_home() / "exported" / name
         if hub.is_complete(folder):  # also where nothing can be written
             return Snapshot(folder, snapshot.revision)
-        config, tokenizer = (snapshot.folder / file for file in ("config.json", "tokenizer.json"))
-        if config.is_file() and not (tokenizer.is_file() or ir.is_eagle_head(ir.read_json(config))):
-            raise BadInput(f"{snapshot.folder} has no tokenizer.json beside its config.json.")
+        config = ir.read_json(snapshot.folder / "config.json")
+        if config and not any(snapshot.folder.glob("tokenizer.*")) and not ir.is_eagle_head(config):
+            raise BadInput(f"{snapshot.folder} has no tokenizer.json; save that there too.")
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not hub.is_complete(folder):
                 export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
