@@ -363,7 +363,10 @@ def test_our_server_passes_beside_one_without_speculation(
 
 
 def lying(request: httpx.Request) -> httpx.Response:
-    """Honest below /honest; elsewhere its third token is another one. Refuses schemas."""
+    """Honest below /honest; elsewhere its third token is another one. Refuses schemas. Below /down
+    a proxy answers that has no server behind it."""
+    if request.url.path.startswith("/down"):
+        return httpx.Response(502)
     if request.method == "GET":
         return httpx.Response(200, json={"data": [{"id": "m"}]})
     body = json.loads(request.content)
@@ -387,6 +390,8 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
     assert cli.main(["audit", *both, *options]) == 1
     with pytest.raises(NotOffered, match="--server-baseline"):
         server_engine.ServerEngine(url, None).generate(("Hello",), PLAN.settings, False)
+    with pytest.raises(RequestFailed, match="http://server/down/v1/models failed: .*502"):
+        server_engine.ServerEngine(url, f"{url}/down")
     out, err = capsys.readouterr()
     [row] = json.loads(out)["rows"]
     example = row["cells"]["greedy"]["counterexample"]

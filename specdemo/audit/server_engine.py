@@ -25,7 +25,8 @@ TIMEOUT = 600.0  # seconds
 class ServerEngine(AuditedEngine):
     """Asks /v1/chat/completions. Tokens are texts, of the log-probabilities if the server has them,
     else characters. With `claims_seed` the server promises the same sampled answer for a seed with
-    and without speculation. Without a `baseline` URL only repeatability and batches are judged."""
+    and without speculation. Without a `baseline` URL only repeatability and batches are judged.
+    Raises RequestFailed or NotOffered for a server that names no model."""
 
     name = "server"
     parallel = 8
@@ -37,7 +38,8 @@ class ServerEngine(AuditedEngine):
         offers = {"batch", "sampling", "end", "stop", "schema", "penalties"}
         self.offers = frozenset(offers | ({"seed"} if claims_seed else set()))
         self.facts = {"server": url, "baseline": baseline}
-        self._models: dict[str, str] = {}
+        replies = {url: self._reply("GET", f"{url}/models") for url in self._urls if url}
+        self._models = {url: reply["data"][0]["id"] for url, reply in replies.items()}
         self._logprobs = True
         self._likeliest: dict[tuple[Case, bool], list[dict[int | str, float]]] = {}
 
@@ -47,7 +49,7 @@ class ServerEngine(AuditedEngine):
         url = self._urls[speculative]
         if url is None:
             raise NotOffered("--server-baseline names no server without speculative decoding.")
-        body = _body(conversation, settings) | {"model": self._model(url)}
+        body = _body(conversation, settings) | {"model": self._models[url]}
         if self._logprobs:
             try:
                 choice = self._ask(url, body | {"logprobs": True, "top_logprobs": 5})
@@ -79,11 +81,6 @@ class ServerEngine(AuditedEngine):
 
     def close(self) -> None:
         self._client.close()
-
-    def _model(self, url: str) -> str:
-        if url not in self._models:
-            self._models[url] = self._reply("GET", f"{url}/models")["data"][0]["id"]
-        return self._models[url]
 
     def _ask(self, url: str, body: dict[str, Any]) -> Any:
         return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
