@@ -194,6 +194,7 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
         (("--no-ray", "--replicas", "2"), "--replicas"),
         (("--no-ray", "--max-replicas", "2"), "--max-replicas"),
         (("--no-ray", "--host", "192.0.2.77"), "--host"),
+        (("--no-ray", "--model", "a/b"), "--pair embedded and --model a/b name two targets"),
         (("--replicas", "30", "--cpus-per-replica", "20"), "need 600 cores"),
     ],
 )

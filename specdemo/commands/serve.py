@@ -19,8 +19,9 @@ from specdemo.server.web_server import Server, bound_socket, url_of
 @sectioned()
 @options_of(ServeOptions, "options")
 def serve(options: ServeOptions) -> None:
+    pair = chosen_pair(options)  # raises BadInput here, not on a thread or a replica
     if not options.model:
-        options = replace(options, pair=chosen_pair(options).name)
+        options = replace(options, pair=pair.name)
     if options.no_ray:
         serve_locally(options)
     elif importlib.util.find_spec("ray") is None:

@@ -101,7 +101,8 @@ class LocalBackend(Host):
         return len(self.stops)
 
     def failure_line(self, error: Exception) -> str:
-        log.error("The model cannot be loaded.", exc_info=error)
+        if not isinstance(error, SpecdemoError):  # whose line says it all
+            log.error("The model cannot be loaded.", exc_info=error)
         return super().failure_line(error)
 
     async def model(self) -> dict[str, Any]:
