@@ -364,9 +364,11 @@ def test_our_server_passes_beside_one_without_speculation(
 
 def lying(request: httpx.Request) -> httpx.Response:
     """Honest below /honest; elsewhere its third token is another one. Refuses schemas. Below /down
-    a proxy answers that has no server behind it."""
+    a proxy answers that has no server behind it, below /other one that has no model."""
     if request.url.path.startswith("/down"):
         return httpx.Response(502)
+    if request.url.path.startswith("/other"):
+        return httpx.Response(200, json={"data": []})
     if request.method == "GET":
         return httpx.Response(200, json={"data": [{"id": "m"}]})
     body = json.loads(request.content)
@@ -392,6 +394,8 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
         server_engine.ServerEngine(url, None).generate(("Hello",), PLAN.settings, False)
     with pytest.raises(RequestFailed, match="http://server/down/v1/models failed: .*502"):
         server_engine.ServerEngine(url, f"{url}/down")
+    with pytest.raises(RequestFailed, match="http://server/other/v1/models names no model"):
+        server_engine.ServerEngine(f"{url}/other", None)
     out, err = capsys.readouterr()
     [row] = json.loads(out)["rows"]
     example = row["cells"]["greedy"]["counterexample"]

@@ -38,8 +38,7 @@ class ServerEngine(AuditedEngine):
         offers = {"batch", "sampling", "end", "stop", "schema", "penalties"}
         self.offers = frozenset(offers | ({"seed"} if claims_seed else set()))
         self.facts = {"server": url, "baseline": baseline}
-        replies = {url: self._reply("GET", f"{url}/models") for url in self._urls if url}
-        self._models = {url: reply["data"][0]["id"] for url, reply in replies.items()}
+        self._models = {url: self._model(url) for url in self._urls if url}
         self._logprobs = True
         self._likeliest: dict[tuple[Case, bool], list[dict[int | str, float]]] = {}
 
@@ -81,6 +80,13 @@ class ServerEngine(AuditedEngine):
 
     def close(self) -> None:
         self._client.close()
+
+    def _model(self, url: str) -> str:
+        reply = self._reply("GET", f"{url}/models")
+        try:
+            return str(reply["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise RequestFailed(f"{url}/models names no model; has it OpenAI's API?") from None
 
     def _ask(self, url: str, body: dict[str, Any]) -> Any:
         return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
