@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from specdemo.convert import heads
-from specdemo.errors import BadInput, MissingPackage, naming
+from specdemo.errors import BadInput, naming
+from specdemo.host.hardware import require_device
 from specdemo.host.terminal import progress_bar
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
@@ -34,17 +35,11 @@ def train_draft(settings: TrainSettings) -> str:
     same as without the interruption. Raises BadInput for a setting that cannot work or an `out`
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingPackage(
-            "Training needs torch, of the extra `export`; run `pip install -e .[export]`."
-        ) from error
+    require_device(f"torch:{settings.device}", "device")
     from specdemo.training import network
 
-    torch.zeros(1, device=settings.device)  # fails now if the GPU is missing
     if settings.start:
-        network.earlier_weights(settings.start)  # likewise
+        network.earlier_weights(settings.start)  # fails now if it is no head
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
