@@ -254,8 +254,11 @@ def test_what_lookup_proposes_weighs_little():
 
 
 def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path):
-    rows = '{"u": "Who?", "a": "Nobody knows."}\n' * 40 + '{"u": "When?"}\n{"u": "Where?"}\n'
+    rows = '{"u": "Who?", "a": "Nobody knows."}\n' * 40 + '{"u": "When?"}\n\n{"u": "Where?"}\n'
     (tmp_path / "own.jsonl").write_text(rows)
+    (tmp_path / "wrong.jsonl").write_text("[]")
+    with pytest.raises(BadInput, match="line 1 is not"):  # the same folder may be named again
+        train(tmp_path / "draft", text=tmp_path / "wrong.jsonl", tokens=1000, passes=1)
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1000, passes=1)
     answered = (tmp_path / "draft/work/text/0000000.jsonl").read_text().splitlines()
     kinds = [(row["kind"], row["instruction"]) for row in map(json.loads, answered[:3])]

@@ -107,6 +107,8 @@ def read_conversations(
     their states; and its instructions that have no answer yet. Raises BadInput."""
     conversations, unanswered = [], []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             question, text = str(row["u"]), str(row.get("a", ""))

@@ -148,10 +148,11 @@ def _open_work(settings: TrainSettings, work: Path) -> None:
         for name, value in asdict(settings).items()
         if name not in PRIVATE | GROWING
     }
-    if not path.is_file():
-        if out.exists() and any(out.iterdir()):
+    begun = path.is_file() and any(file != path for file in work.iterdir())
+    if not begun:  # also where an earlier call refused what it should read
+        if not path.is_file() and out.exists() and any(out.iterdir()):
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
-        work.mkdir(parents=True)
+        work.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
         return
     stored = json.loads(path.read_bytes())
