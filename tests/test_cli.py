@@ -87,13 +87,14 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_ends_the_command_quietly():
+def test_a_reader_that_leaves_ends_the_command_quietly(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "specdemo", "pairs"]
+    command = [sys.executable, "-m", "specdemo", "pairs", "--json", str(tmp_path / "pairs.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+    assert json.loads((tmp_path / "pairs.json").read_text())
 
 
 @pytest.fixture

@@ -217,11 +217,13 @@ def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table
     out = sys.stderr if json_file == "-" else sys.stdout
     if json_file == "-":
         write_file(as_json(figures), json_file)
-    for title, rows in tables.items():
-        click.echo(title, file=out)
-        show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
-    if json_file and json_file != "-":  # after the tables: a full disk must not lose these
-        write_file(as_json(figures), json_file)
+    try:
+        for title, rows in tables.items():
+            click.echo(title, file=out)
+            show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
+    finally:  # a full disk must not lose the tables, nor a reader that leaves the file
+        if json_file and json_file != "-":
+            write_file(as_json(figures), json_file)
 
 
 def _readable(name: str, value: Any) -> tuple[str, Any]:
