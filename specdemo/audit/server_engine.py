@@ -86,7 +86,7 @@ class ServerEngine(AuditedEngine):
         try:
             return str(reply["data"][0]["id"])
         except (LookupError, TypeError):
-            raise RequestFailed(f"{url}/models names no model; has it OpenAI's API?") from None
+            raise RequestFailed(f"{url}/models names no model; check its address.") from None
 
     def _ask(self, url: str, body: dict[str, Any]) -> Any:
         return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
