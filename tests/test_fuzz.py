@@ -111,7 +111,7 @@ MENU = model_menu.ModelMenu(ModelChoice("embedded"), shared=False)
 )
 def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(query):
     usual = dataclasses.asdict(Settings())
-    values = MENU.from_link(query, {"question": "", **usual, **MENU.defaults})
+    values = {"question": "", **usual, **MENU.defaults, **MENU.from_link(query)}
     assert len(values["question"]) <= model_menu.LONGEST_LINK_QUESTION
     chosen = dataclasses.asdict(model_menu.settings_of(values))
     assert {name for name in usual if chosen[name] != usual[name]} <= query.keys()

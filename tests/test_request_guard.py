@@ -624,6 +624,27 @@ def test_a_link_to_the_page_is_shown_with_its_own_card(page):
     assert httpx.get(image).headers["content-type"] == "image/png"
 
 
+def test_the_page_of_a_link_has_its_inputs_from_the_first_moment_and_no_other_page_has(page):
+    def inputs(query: dict[str, str]) -> dict[str, object]:
+        config = re.search(
+            r"window.gradio_config = (.*?);</script>", httpx.get(page, params=query).text
+        )
+        parts = [part["props"] for part in json.loads(config[1])["components"]]
+        return {
+            part["elem_id"]: part["value"] for part in parts if {"elem_id", "value"} <= part.keys()
+        }
+
+    usual = inputs({})
+    asked = {"question": "</script><head>Why?", "temperature": "0.5", "draft_tokens": "3"}
+    shown = usual | {
+        "sd-question": asked["question"],
+        "sd-temperature": 0.5,
+        "sd-draft_tokens": "3",
+    }
+    assert inputs({**asked, "seed": "x", "device": "GPU", "other": "1"}) == shown != usual
+    assert inputs({}) == usual
+
+
 def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_status_alone(page):
     url, key = page, {"Authorization": "Bearer s3cret"}
     assert httpx.get(f"{url}/health").json() == {"status": "ready"}

@@ -1,6 +1,7 @@
 """The page: its tabs, theme and scripts, and the events of the race tab."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -87,6 +88,14 @@ def build(
     return blocks
 
 
+def fill(config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Puts first values of inputs, by name, into the page's configuration of one visitor."""
+    wanted = {f"sd-{name}": value for name, value in values.items()}
+    for component in config["components"]:
+        if (id := component["props"].get("elem_id")) in wanted:
+            component["props"]["value"] = wanted[id]
+
+
 def _html(name: str, elem_id: str, mount: str = "") -> None:
     """Adds a file of HTML; the function `mount` of main.js gets its element."""
     options: dict[str, Any] = {"elem_id": elem_id, "apply_default_css": False}
@@ -147,16 +156,7 @@ def _race_tab(
     gr.on([run.click, question.submit], None, every, None, js=ask, **PRIVATE)
     stop.click(None, None, None, js=_called("stop"), **PRIVATE)
 
-    def linked_inputs(request: gr.Request) -> list[Any]:
-        """The inputs of a link. Without one nothing changes: something may be typed already."""
-        query = dict(request.query_params)
-        if not inputs.keys() & query.keys():
-            return [gr.skip()] * len(inputs)
-        linked = menu.from_link(query, defaults)
-        return [linked[name] for name in inputs]
-
-    opened = blocks.load(linked_inputs, None, every, queue=False, **PRIVATE)
-    opened.then(None, every, None, js=remember, **PRIVATE)
+    blocks.load(None, every, None, js=remember, **PRIVATE)
     blocks.load(service.status_lines, None, status, concurrency_limit=None, **PRIVATE)
     blocks.load(lambda: gr.update(choices=menu.survey), None, pair, queue=False, **PRIVATE)
     if download:
@@ -171,6 +171,7 @@ def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
         info = model_menu.HELP[name]
         options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
         options["visible"] = name == "pair" or name not in menu.fixed
+        options["elem_id"] = f"sd-{name}"
         inputs[name] = kind(label=label, value=defaults[name], **options)
 
     def slide(name: str, label: str, minimum: float, maximum: float, step: float) -> None:

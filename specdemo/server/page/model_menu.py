@@ -91,11 +91,10 @@ class ModelMenu:
             _pair(chosen)
         return chosen
 
-    def from_link(self, query: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs, of which a link sets some; a missing or invalid value keeps its default.
-        Devices and a visitor's own pair are not taken from a link: a click must not run models of
-        a stranger."""
-        values = dict(defaults)
+    def from_link(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The values of inputs that a link sets, by name, without invalid ones. Devices and a
+        visitor's own pair are not taken from a link: a click must not run models of a stranger."""
+        values: dict[str, Any] = {}
         if "question" in query:
             values["question"] = query["question"][:LONGEST_LINK_QUESTION]
         if query.get("pair") in {name for _, name in self.pairs()} - {OWN}:
@@ -104,7 +103,8 @@ class ModelMenu:
             kind = Settings if name in SETTINGS else ModelChoice
             with suppress(BadInput):
                 values[name] = getattr(parse(kind, {name: query[name]}), name)
-        values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+        if "draft_tokens" in values:
+            values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
         return values
 
     def fetch(self, chosen: ModelChoice, report: Report) -> bool:

@@ -28,7 +28,7 @@ from specdemo.runs.trace import SOURCES, Trace, from_json
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.background_download import BackgroundDownload
-from specdemo.server.page.layout import IDEA, LOOKS, STATIC, TITLE, build
+from specdemo.server.page.layout import IDEA, LOOKS, STATIC, TITLE, build, fill
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import Ask, OpenRun, PageGuard
 from specdemo.server.page.service import Service, Visitor, visitor_of
@@ -154,7 +154,7 @@ def page_app(
     guard.blocks = blocks
     _add_runs(router, service, menu)
     app = application(service, guard, router)
-    _add_files(app)
+    _add_files(app, menu)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
@@ -176,13 +176,16 @@ def page_app(
     return app
 
 
-def _add_files(app: FastAPI) -> None:
+def _add_files(app: FastAPI, menu: ModelMenu) -> None:
     assets = Assets()
     head = assets.head
 
     def index(request: Request) -> Response:
         gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
-        document = gradios(request, None).body.decode()
+        page = gradios(request, None)
+        # A link's values are there from the first moment: Run may be pressed, or something typed.
+        fill(page.context["config"], menu.from_link(request.query_params))
+        document = page.template.render(page.context)
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=TITLE, idea=IDEA, image=html.escape(image))
         document = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", document)
