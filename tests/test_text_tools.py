@@ -49,7 +49,7 @@ CALLS = {  # how each family writes one call and two calls
     "hermes": (
         HERMES,
         f"<tool_call>\n{OBJECT}\n</tool_call>",
-        f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
+        f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>\n",
     ),
     "llama": (LLAMA, LLAMA_CALL, None),
     "llama with its tag": (LLAMA, f"<|python_tag|>{LLAMA_CALL}", None),
@@ -223,7 +223,7 @@ def test_the_end_of_a_list_of_calls_is_no_content_however_it_is_cut(size):
     reader, content = CallReader(Tools(FUNCTIONS, form=PHI)), ""
     for start in range(0, len(text), size):
         content += reader.read(text[start : start + size], start + size >= len(text))[0]
-    assert PHI.list_end in text and content == ""
+    assert PHI.end in text and content == ""
 
 
 def test_the_form_is_that_of_the_template():

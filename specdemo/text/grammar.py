@@ -148,12 +148,12 @@ OTHER: TEXT & ~/\s*\{{\s*"name"\s*:(.|\n)*/"""
 
     def _around_calls(self, form: CallForm) -> tuple[str, str]:
         """The grammars of what precedes the first call, and of what follows the last one."""
+        end = f"({self._literal(form.end)})?" if form.end else ""
         if form.list_marker:
-            end = f" ({self._literal(form.list_end)})?" if form.list_end else ""
-            return f'{self._literal(form.list_marker)} " "? "["', f'"]"{end}'
+            return f'{self._literal(form.list_marker)} " "? "["', f'"]" {end}'
         if form.first and "<|python_tag|>" in self._added:
-            return f"({self._literal('<|python_tag|>')})?", ""
-        return "", ""
+            return f"({self._literal('<|python_tag|>')})?", end
+        return "", end
 
     def _call(self, function: dict[str, Any], form: CallForm, as_json: bool) -> str:
         """The grammar of a call of one function, from its name to its end. Raises BadInput."""

@@ -20,14 +20,14 @@ class FunctionCall(NamedTuple):
 class CallForm:
     """How a model writes a call: `head`, the tool's name, `middle`, the arguments as JSON, `tail`.
     `separator` is between calls; None: only one call. With a `list_marker`, calls are a JSON list
-    after it, which `list_end` may follow. `first`: no other text precedes a call."""
+    after it. `end` may follow the last call. `first`: no other text precedes a call."""
 
     head: str
     middle: str
     tail: str
     separator: str | None = None
     list_marker: str = ""
-    list_end: str = ""
+    end: str = ""
     first: bool = False
 
     @property
@@ -40,12 +40,13 @@ class CallForm:
     @property
     def text(self) -> str:
         """The text of a call without name and arguments."""
-        return self.leads[0] + self.middle + self.tail + self.list_end
+        return self.leads[0] + self.middle + self.tail + self.end
 
 
 _DECODER = json.JSONDecoder()
 _OBJECT = '{"name": "', '", "arguments": ', "}", ", "
-HERMES = CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
+# Some models end a line before they end an answer; without that they would begin another call.
+HERMES = CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n", end="\n")
 LLAMA = CallForm('{"name": "', '", "parameters": ', "}", first=True)
 MISTRAL = CallForm(*_OBJECT, "[TOOL_CALLS]")
 MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[ARGS]", "", "")
@@ -108,8 +109,8 @@ class CallReader:
             leads = form.leads
             if self._after_call:  # what stands between calls is no content
                 between = (form.separator or "") + ("]" if form.list_marker else "")
-                self._unread = self._unread.lstrip(between).removeprefix(form.list_end)
-                if not last and self._unread and form.list_end.startswith(self._unread):
+                self._unread = self._unread.lstrip(between).removeprefix(form.end)
+                if not last and self._unread and form.end.startswith(self._unread):
                     return content, tuple(calls)
                 leads += (form.head,)
             end, begins = certain(self._unread, leads)
