@@ -498,6 +498,7 @@ REFUSED = [
     ("prompt", "tokens must be from 0 to ", {"prompt": [10**6]}),
     ("prompt", "tokens must be from 0 to ", {"prompt": [2**33]}),
     ("echo", VALUE, {"prompt": "a", "suffix": "b", "echo": True}),
+    ("prompt", "The prompt is empty", {"prompt": ""}),
     ("prompt", "prompt.0", {"prompt": [-1]}),  # the list is not in one where it was sent
     ("prompt", "prompt.0", {"prompt": [[-1]]}),
     ("prompt", "prompt.0", {"prompt": [1, "a"]}),

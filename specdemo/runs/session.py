@@ -239,7 +239,7 @@ class Session(AbstractContextManager["Session"]):
 
     def _prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-            raise BadInput("The prompt is empty; write a question or a task.")
+            raise BadInput("The prompt is empty; write a question or a task.", "prompt")
         if isinstance(prompt, str):
             prompt = [Message("user", prompt)]
         if messages := [turn for turn in prompt if isinstance(turn, Message)]:
