@@ -353,6 +353,7 @@ def test_the_time_for_a_schema_does_not_double_with_each_definition(grammars):
         {"type": "integer", "format": "int64"},
         {"const": 2**53},
         {"enum": [{"format": "path", "uniqueItems": True}]},
+        {"type": "object", "propertyNames": {"type": "string"}},
     ],
 )
 def test_annotations_and_unique_items_restrict_nothing(grammars, schema):

@@ -59,6 +59,8 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
     for part in parts:
         part.pop("uniqueItems", None)
+        if part.get("propertyNames") == {"type": "string"}:
+            del part["propertyNames"]  # all names are; Zod says so of each record
         others = part.get("allOf", [])
         if part.get("format") not in FORMATS:
             part.pop("format", None)  # an annotation
