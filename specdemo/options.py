@@ -91,6 +91,7 @@ CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_pa
 TYPES = {
     "model_attributes_type": "an object",
     "model_type": "an object",
+    "dict_type": "an object",
     "string_type": "a string",
     "list_type": "a list",
     "tuple_type": "a string or a list",

@@ -606,7 +606,7 @@ LOCALLY_SCALED = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
         ({"hidden_size": "8"}, "hidden_size is '8'; it must be a whole number"),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; it must be less than or"),
         ({"vocab_size": None}, "vocab_size is missing"),
-        ({"rope_scaling": "x"}, "rope_scaling is 'x'; it must be a valid dictionary"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x'; it must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"num_attention_heads": 256}, "256 heads of 0 values"),
         ({"num_key_value_heads": 3}, "4 heads of 32 values, .* and 3 heads of keys do not go"),

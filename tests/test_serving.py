@@ -479,6 +479,7 @@ REFUSED = [
     ("logit_bias", VALUE, {"logit_bias": {"one": 1}}),
     ("presence_penalty", VALUE, {"presence_penalty": 3}),
     ("tool_choice", "'any'; it must be 'none', 'auto' or 'required'.", {"tool_choice": "any"}),
+    ("chat_template_kwargs", "is 'x'; it must be an object.", {"chat_template_kwargs": "x"}),
     ("suffix", "unsupported_parameter", {"suffix": "x"}),
     ("min_tokens", "is 5; this server takes only 0, so leave it out.", {"min_tokens": 5}),
     ("messages", "messages is None; it must be a list.", {"messages": None}),
