@@ -199,7 +199,8 @@ def test_options_have_the_names_of_transformers(toy, options, name, value):
     assert getattr(question.settings, name) == value and question.prompt == (1, 2, 3)
 
 
-PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+CACHED = {"cache_control": {"type": "ephemeral"}}
+PARTS = [{"type": "text", "text": "one ", **CACHED}, {"type": "text", "text": "two"}]
 CHAT = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": PARTS}]
 TURNS = [Message("system", "Be brief."), Message("user", "one two")]
 

@@ -27,7 +27,7 @@ class Strict(BaseModel):
         return value
 
 
-class TextPart(Strict):
+class TextPart(Strict, extra="ignore"):
     type: Literal["text"]
     text: str
 
