@@ -21,6 +21,7 @@ from specdemo.text.tools import CallForm, Tools
 CHECKED_TOKENS = 64  # forced tokens at the beginning that are checked before a schema is accepted
 KEPT_GRAMMARS = 8
 MAX_STATES = 20_000  # of a lexer, 1 to 2 kB each
+LEXER_TOKENS = 100  # that a lexer must last for; limited texts take some 25 states a token
 REST = 3.0
 """Pause after compiling, relative to its time. Without it a stream of schemas of 60,000 characters
 slowed the rounds of others by 18 %, although its priority is the lowest."""
@@ -87,8 +88,12 @@ class Grammars:
         place = place if tools else "json_schema"
         lark = self._calls(tools, schema) if tools else f"start: {self._json(schema, place)}"
         matcher = self._matcher(lark, place)
-        forget = partial(self._known.pop, (schema, tools), None)
-        start = partial(_GrammarConstraint, self, matcher, place, forget)
+
+        def renewed() -> Any:
+            self._known.pop((schema, tools), None)
+            return self._matcher(lark, place)
+
+        start = partial(_GrammarConstraint, self, matcher, place, renewed)
         constraint = start()
         for _ in range(CHECKED_TOKENS):  # a schema that contains itself for ever fails here
             mask = constraint.mask()
@@ -213,12 +218,13 @@ class _Numbers:
 
 class _GrammarConstraint:
     """Restricts one request, by a copy of `matcher`, which has read no token. The lexer is the same
-    for all copies, so after an error, such as too many states, `forget` ends their use."""
+    for all copies, so too many states may be those of other answers. Then `renewed` ends the use of
+    the copies, and this request goes on with a lexer of its own."""
 
-    def __init__(self, grammars: Grammars, matcher: Any, place: str, forget: Callable[[], object]):
+    def __init__(self, grammars: Grammars, matcher: Any, place: str, renewed: Callable[[], Any]):
         self._matcher = matcher.deep_copy()
         self._numbers, self._stops = grammars.numbers, grammars.stops
-        self._place, self._forget = place, forget
+        self._place, self._renewed, self._renewed_at = place, renewed, -LEXER_TOKENS
         self._tokens: list[int] = []
         self._after_end = 0
         self._size = self._numbers.size
@@ -227,14 +233,13 @@ class _GrammarConstraint:
     def mask(self) -> np.ndarray | None:
         if self._after_end:
             return None
-        self._require()
         mask: np.ndarray
-        if self._matcher.is_stopped():
+        if self._matcher.is_stopped() and not self._matcher.is_error():
             # All stop tokens mean the same here, so one of them is forced.
             mask = np.arange(self._size) == self._stops[0]
             return mask
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        self._require()
+        place = self._bits.ctypes.data, self._bits.nbytes
+        self._call(lambda matcher: matcher.unsafe_compute_mask_ptr(*place))
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         mask = bits.view(bool)
         self._numbers.limit(mask, self._tokens)
@@ -244,8 +249,7 @@ class _GrammarConstraint:
         if self._after_end or token in self._stops:
             self._after_end += 1
             return
-        self._matcher.consume_token(token)
-        self._require()
+        self._call(lambda matcher: matcher.consume_token(token))
         self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
@@ -254,10 +258,14 @@ class _GrammarConstraint:
         self._matcher.rollback(count - after_end)
         del self._tokens[len(self._tokens) - (count - after_end) :]
 
-    def _require(self) -> None:
-        if self._matcher.is_error():
-            self._forget()
-            _require(self._matcher, self._place)
+    def _call(self, act: Callable[[Any], object]) -> None:
+        """`act` on the matcher. Raises BadInput if that fails with a renewed one too."""
+        act(self._matcher)
+        if self._matcher.is_error() and len(self._tokens) - self._renewed_at >= LEXER_TOKENS:
+            self._matcher, self._renewed_at = self._renewed(), len(self._tokens)
+            self._matcher.consume_tokens(self._tokens)
+            act(self._matcher)
+        _require(self._matcher, self._place)
 
 
 def _can_follow(matcher: Any, tokens: list[int]) -> bool:
