@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import count
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import click
 import pytest
@@ -22,7 +23,7 @@ from specdemo import cli
 from specdemo.commands import run, shared
 from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
 from specdemo.engine.scheduler import Waiting
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.host import hardware, terminal
 from specdemo.host.terminal import Progress
 from specdemo.pairs import registry
@@ -160,6 +161,25 @@ def test_a_place_for_output_is_checked_without_a_trace(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
     with pytest.raises(BadInput, match="--html .* cannot be written"):
         shared.check_output(str(tmp_path), "--html")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    report, link = tmp_path / "report.json", tmp_path / "link.json"
+    link.symlink_to(report)
+    for text in ("old", "new"):
+        shared.write_file(text, str(link))
+        assert report.read_text("utf-8") == f"{text}\n"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.write_bytes", Mock(side_effect=full))
+        with pytest.raises(SpecdemoError, match="link.json cannot be written: No space left"):
+            shared.write_file("newer", str(link))
+    assert report.read_text("utf-8") == "new\n" and link.is_symlink()
+    # The folder is another user's, or the file is mounted.
+    with patch.object(shared, "replacing", side_effect=OSError(errno.EBUSY, "busy")):
+        shared.write_file("newest", str(link))
+    assert report.read_text("utf-8") == "newest\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "link.json"}
 
 
 @pytest.mark.slow

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
 from inspect import get_annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
 from specdemo.errors import BadInput, SpecdemoError, naming
+from specdemo.host.disk import replacing
 from specdemo.host.terminal import Table, progress_bar, show, size
 
 if TYPE_CHECKING:
@@ -200,10 +203,20 @@ def check_output(destination: str | None, option: str) -> str | None:
 
 
 def write_file(text: str, destination: str) -> None:
-    """Write UTF-8 and a line end to the file `destination`, '-' for standard output."""
+    """Write UTF-8 and a line end to the file `destination`, '-' for standard output. A file keeps
+    what it has where the disk is full or the process is killed."""
+    content = text.encode("utf-8", "replace") + b"\n"
     try:
+        if destination != "-" and os.path.isfile(destination):
+            try:
+                with replacing(Path(destination).resolve()) as made:
+                    made.write_bytes(content)
+                return
+            except OSError as error:  # a folder of others, or a file that is mounted
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EBUSY):
+                    raise
         with click.open_file(destination, "wb") as file:
-            file.write(text.encode("utf-8", "replace") + b"\n")
+            file.write(content)
             file.flush()  # raises for a full disk
     except OSError as error:
         raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error
