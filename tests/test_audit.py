@@ -9,6 +9,7 @@ import json
 import random
 from collections import Counter
 from functools import partial
+from itertools import count
 from unittest.mock import Mock
 
 import httpx
@@ -403,6 +404,28 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
     assert example["margins"] == pytest.approx([4.0, 4.0]) and example["cause"] == "wrong rule"
     assert row["cells"]["schema"]["result"] == "not offered"
     assert "changes the output" in err and "wrong rule" in err
+
+
+def test_a_server_that_ends_is_no_failure_of_its_decoding(capsys, monkeypatch, tmp_path):
+    asked = count()
+
+    def dying(request: httpx.Request) -> httpx.Response:
+        if next(asked) > 12:
+            raise httpx.ConnectError("refused")
+        return lying(request)
+
+    client = partial(httpx.Client, transport=httpx.MockTransport(dying))
+    monkeypatch.setattr(server_engine.httpx, "Client", client)
+    report = tmp_path / "report.json"
+    server = ["--server", "http://server/honest", "--server-baseline", "http://server/honest"]
+    options = ["--limit", "2", "--draws", "20", "--max-new-tokens", "4", "--json", str(report)]
+    assert cli.main(["audit", *server, *options]) == 1
+    err = capsys.readouterr().err
+    assert "failed: refused); start it again; --resume goes on" in err
+    asked = count(-10_000)
+    assert cli.main(["audit", *server, *options, "--resume"]) == 0
+    [row] = json.loads(report.read_text())["rows"]
+    assert {cell["result"] for cell in row["cells"].values()} == {"pass", "not offered"}
 
 
 def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():

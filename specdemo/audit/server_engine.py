@@ -15,7 +15,7 @@ from specdemo.audit.engines import (
     Tokens,
     messages,
 )
-from specdemo.errors import RequestFailed
+from specdemo.errors import RequestFailed, SpecdemoError
 from specdemo.runs.settings import Settings
 
 REFUSED = 400, 404, 422, 501  # status codes of a server that does not have a parameter
@@ -26,7 +26,8 @@ class ServerEngine(AuditedEngine):
     """Asks /v1/chat/completions. Tokens are texts, of the log-probabilities if the server has them,
     else characters. With `claims_seed` the server promises the same sampled answer for a seed with
     and without speculation. Without a `baseline` URL only repeatability and batches are judged.
-    Raises RequestFailed or NotOffered for a server that names no model."""
+    Raises RequestFailed or NotOffered for a server that names no model, SpecdemoError for one that
+    has ended since."""
 
     name = "server"
     parallel = 8
@@ -89,7 +90,15 @@ class ServerEngine(AuditedEngine):
             raise RequestFailed(f"{url}/models names no model; check its address.") from None
 
     def _ask(self, url: str, body: dict[str, Any]) -> Any:
-        return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
+        try:
+            return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
+        except RequestFailed as failure:
+            try:
+                self._model(url)
+            except RequestFailed:  # no failure of its decoding
+                hint = "start it again; --resume goes on with the report of --json."
+                raise SpecdemoError(f"The server has ended ({failure}); {hint}") from failure
+            raise
 
     def _reply(self, method: str, url: str, **options: Any) -> Any:
         try:
