@@ -636,6 +636,7 @@ def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
     expect(stop).to_be_focused()
     expect(tab.page.locator(".sd-bench .sd-exports")).to_be_hidden()  # there is no chart
     expect(tab.page.locator(".sd-bench-note")).to_contain_text("Turn 1: ")
+    assert not tab.page.evaluate("window.specdemo.race.motion.playing")
     stop.press("Enter")
     until(lambda: session.questions[-1].stop.is_set())
     session.resume()

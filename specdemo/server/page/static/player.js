@@ -130,7 +130,6 @@ export class Player {
 
   /* Plays from the shown moment, or from the start if that is the end. */
   start() {
-    // Models that run beside it would lose time to it.
     if (this.still || this.speed === "steps" || isRunning()) return;
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
@@ -139,6 +138,7 @@ export class Player {
   }
 
   tick() {
+    if (isRunning()) return this.play(false);   // models lose time to it
     const now = performance.now(), { duration } = this.race;
     this.view += (now - this.since) / 1000 * this.rate;
     this.since = now;

@@ -39,7 +39,6 @@ export class RaceView {
     say(this.state.querySelector(".sd-error"), failed ? note : "");
     this.root.dataset.phase = phase;
     showRunning(running);
-    if (running) this.motion.play(false);   // it takes time from the models
     if (failed) {
       bringIntoView(this.state);
       if (this.live) this.tell({ tone: "neutral", headline: "No answer", sentence: "" });
