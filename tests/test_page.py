@@ -651,6 +651,12 @@ def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
     report = json.loads(tab.downloaded("JSON"))
     assert len(report["rows"]) == 10 and all(len(row["speedups"]) == 3 for row in report["rows"])
     assert tab.downloaded("CSV").count("\n") == 11
+    pictures = []
+    with tab.page.expect_download(lambda one: pictures.append(one) or len(pictures) == 2):
+        tab.press("SVG")
+    texts = [picture.path().read_text("utf-8") for picture in pictures]
+    for words in ("seconds of decoding", "one race"):  # of the charts
+        assert sum(words in text for text in texts) == 1
 
 
 SHOWN = """() => ({

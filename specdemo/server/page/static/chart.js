@@ -52,11 +52,11 @@ const pictureOf = ({ data, layout }, lines) => {
       x: .03, xanchor: "left", y: .96, yanchor: "top", font: { size: 19 } } } };
 };
 
-/* Connects buttons that give the chart `node` as a picture below the `lines`, the text of `rows` as CSV, or
-   a `report`. */
-export const addExports = (buttons, name, { node, lines, rows, report }) => {
-  const picture = async (format) => node().data   // else it is not drawn yet
-    && (await plotly()).downloadImage(pictureOf(node(), lines()), { format, filename: name, width: 1200, height: 630 });
+/* Connects buttons that give the drawn ones of the charts `nodes` as pictures below the `lines`, the text of
+   `rows` as CSV, or a `report`. */
+export const addExports = (buttons, name, { nodes, lines, rows, report }) => {
+  const picture = (format) => nodes().filter((node) => node.data).forEach(async (node) => (
+    (await plotly()).downloadImage(pictureOf(node, lines()), { format, filename: name, width: 1200, height: 630 })));
   const cells = (row) => row.map((cell) => JSON.stringify(cell ?? "")).join(",");
   const exports = {
     png: picture,
@@ -290,7 +290,7 @@ export const mountBenchmark = (root, values) => {
     stream("benchmark", values(), receive);
   };
   find("bench-stop").onclick = stop;
-  addExports(find("exports"), "specdemo-bench", { node: () => charts.lastElementChild,
+  addExports(find("exports"), "specdemo-bench", { nodes: () => [...charts.children],
     lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
   show(window.specdemo.known.benchmark);
   onTheme(() => isRunning() || show(shown));

@@ -26,7 +26,7 @@ export class RaceView {
       this.drawChart();
       this.find(".sd-engineers").ontoggle?.();
     });
-    addExports(this.find(".sd-exports"), "specdemo-race", { node: () => this.find(".sd-chart"),
+    addExports(this.find(".sd-exports"), "specdemo-race", { nodes: () => [this.find(".sd-chart")],
       lines: () => CARD.map((name) => this.find(name).textContent), rows: () => raceRows(this.message) });
   }
 
