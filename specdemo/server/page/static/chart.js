@@ -283,7 +283,7 @@ export const mountBenchmark = (root, values) => {
     if (raced || ended) show(raced ? message : shown, ended);
   };
   find("bench-run").onclick = () => {
-    if (isRunning()) return say(find("bench-note"), "A race is under way: stop it, or wait for its end.");
+    if (isRunning()) return say(find("bench-note"), "Not started: a race was under way. Stop it, or wait for its end.");
     run(true);
     charts.style.minHeight = `${charts.offsetHeight}px`;
     show(shown, false);
