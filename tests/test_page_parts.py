@@ -250,6 +250,13 @@ def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(w
     assert [name for _, name in shared.pairs()] == ["embedded"]
 
 
+def test_a_link_sets_what_a_model_does_and_on_a_shared_server_nothing_of_models():
+    link = {"thinking": "true", "kv_cache": "f16", "device": "GPU", "model": "a/model"}
+    private = {"thinking": True, "kv_cache": "f16"}
+    assert ModelMenu(EMBEDDED, shared=False).from_link(link) == private
+    assert ModelMenu(EMBEDDED, shared=True).from_link(link) == {}
+
+
 def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
     service = Service(EMBEDDED, lambda pair, report: None)
 

@@ -99,7 +99,7 @@ class ModelMenu:
             values["question"] = query["question"][:LONGEST_LINK_QUESTION]
         if query.get("pair") in {name for _, name in self.pairs()} - {OWN}:
             values["pair"] = query["pair"]
-        for name in {*SETTINGS, "kv_cache"} & query.keys() - {*self.fixed}:
+        for name in {*SETTINGS, "kv_cache", "thinking"} & query.keys() - {*self.fixed}:
             kind = Settings if name in SETTINGS else ModelChoice
             with suppress(BadInput):
                 values[name] = getattr(parse(kind, {name: query[name]}), name)
