@@ -635,7 +635,7 @@ def test_the_page_of_a_link_has_its_inputs_from_the_first_moment_and_no_other_pa
         }
 
     usual = inputs({})
-    asked = {"question": "</script><head>Why?", "temperature": "0.5", "draft_tokens": "3"}
+    asked = {"question": "</script><head>Why?" * 400, "temperature": "0.5", "draft_tokens": "3"}
     shown = usual | {
         "sd-question": asked["question"],
         "sd-temperature": 0.5,

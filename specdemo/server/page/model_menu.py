@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 AUTO, OWN = "auto", "own"
 """Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
 
-LONGEST_LINK_QUESTION = 2000
 SURVEY_SECONDS = 5.0
 
 OFF_PAGE = ("logit_bias", "ignore_eos", "stop")
@@ -96,7 +95,7 @@ class ModelMenu:
         visitor's own pair are not taken from a link: a click must not run models of a stranger."""
         values: dict[str, Any] = {}
         if "question" in query:
-            values["question"] = query["question"][:LONGEST_LINK_QUESTION]
+            values["question"] = query["question"]
         if query.get("pair") in {name for _, name in self.pairs()} - {OWN}:
             values["pair"] = query["pair"]
         for name in {*SETTINGS, "kv_cache", "thinking"} & query.keys() - {*self.fixed}:
