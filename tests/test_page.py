@@ -977,6 +977,11 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.evaluate(f"name => {{ {curve} }}", name)
     expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
     expect(page.locator(".sd-chart a")).to_have_count(0)
+    page.evaluate("window.specdemo.race.overlay(2, [{ name: '9', times: [0, 9], tokens: [1, 8] }])")
+    page.wait_for_function("document.querySelector('.sd-chart').layout.xaxis.range[1] > 9")
+    left = "document.querySelector('.sd-chart {}').getBoundingClientRect().x"
+    saved, grid = (page.evaluate(left.format(part)) for part in (".annotation", ".gridlayer"))
+    assert saved >= grid, "over the numbers of the axis"
     # The window changes while another tab is open.
     page.get_by_role("tab", name="Benchmark").click()
     page.set_viewport_size({"width": 900, "height": 1000})

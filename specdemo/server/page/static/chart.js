@@ -129,10 +129,11 @@ const gap = (spec, base, span) => {
   if (!base || top !== base.y.at(-1) || Math.abs(to - from) <= .01 * span) return {};
   const difference = Math.abs(to.toFixed(2) - from.toFixed(2));   // as a reader would subtract
   const ink = colour("ink"), text = `<b>${seconds(difference)} ${to > from ? "saved" : "lost"}</b>`;
+  const end = Math.max(from, to), xanchor = end < span / 3 ? "left" : "right";   // inside the chart
   return {
     shapes: [{ type: "line", x0: from, x1: to, y0: top, y1: top, line: { color: ink, width: 2, dash: "dot" } }],
-    annotations: [{ x: Math.max(from, to), y: top, text, showarrow: false, xanchor: "right",
-      yanchor: "bottom", yshift: 2, font: { color: ink } }],
+    annotations: [{ x: end, y: top, text, showarrow: false, xanchor, yanchor: "bottom", yshift: 2,
+      font: { color: ink } }],
   };
 };
 
