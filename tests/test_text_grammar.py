@@ -395,6 +395,7 @@ def numbers(**bounds) -> dict:
         (numbers(minimum=-0.5, exclusiveMaximum=0), "[-0.4]", True),
         (numbers(allOf=[{"exclusiveMinimum": 1}, {"maximum": 1.25}]), "[1]", False),
         ({"type": ["string", "null"], "format": "date-time"}, "null", True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"format": "time"}}}, '"10:00:00Z"', True),
         ({"type": "string", "pattern": '^[^"]+$'}, r'"a\"', False),
         ({"type": "string", "pattern": r"^[^\\/-]+$"}, r'"a\\', False),
         ({"type": "string", "pattern": r"^\[[^-a]+$"}, r'"[b\\"', True),

@@ -80,7 +80,7 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
     if any("patternProperties" in part for part in parts):
         _name_properties(parts, place, allows)
     if any("$ref" in part for part in parts):
-        _forbid_endless(document, parts, place)
+        _forbid_endless(document, list(_subschemas(document)), place)
     return styled(document)
 
 
