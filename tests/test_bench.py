@@ -434,7 +434,7 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(no_models,
     (tmp_path / "long.jsonl").write_text(line(instruction="x" * 5000))
     assert cli.main(["bench", "--prompts", str(tmp_path / "long.jsonl")]) == 1
     out, err = capsys.readouterr()
-    assert "shorten it" in out and "None of the prompts could be run" in err
+    assert "prompt is too long" in out and "None of the prompts could be run" in err
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
     [
         (" \n", "empty"),
         ((), "empty"),
-        ((1,) * 9000, "prompt is 9000 tokens long"),
+        ((1,) * 9000, "prompt is too long: 9000 tokens"),
         ((1, 10**6), "tokens must be from 0 to"),
         ((-1,), "tokens must be from 0 to"),
     ],

@@ -214,8 +214,8 @@ class Session(AbstractContextManager["Session"]):
         tokens = self._prompt_tokens(question.prompt)
         if len(tokens) >= self.context_limit:
             raise BadInput(
-                f"The prompt is {len(tokens)} tokens long with its template; this model reads "
-                f"fewer than {self.context_limit}: shorten it.",
+                f"The prompt is too long: {len(tokens)} tokens with its template; this model reads "
+                f"fewer than {self.context_limit}.",
                 code="context_length_exceeded",
             )
         size = self.engine.target("exact").model.vocabulary_size

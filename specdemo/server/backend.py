@@ -277,8 +277,8 @@ class Answers:
         readable = self._session.context_limit * self._tokenizer.longest_token
         readable *= len(request.prompts)
         if characters > readable:
-            message = f"The texts have {characters:,} characters; this model reads fewer than"
-            raise BadInput(f"{message} {readable:,}.", code="context_length_exceeded")
+            message = f"The prompt is too long: {characters:,} characters; this model reads fewer"
+            raise BadInput(f"{message} than {readable:,}.", code="context_length_exceeded")
         turn = (
             self._backend.long_texts.turn(characters) if characters > LONG_TEXT else nullcontext()
         )

@@ -176,8 +176,8 @@ class Tokenizer:
 
     def _require_fit(self, text: str, stretch: int = 1) -> None:
         if len(self._beginning(text, stretch)) < len(text):
-            message = f"The prompt is more than {self.context} tokens long with its template; this"
-            message += f" model reads fewer than {self.context}: shorten it."
+            message = f"The prompt is too long: more than {self.context} tokens with its template;"
+            message += f" this model reads fewer than {self.context}."
             raise BadInput(message, code="context_length_exceeded")
 
     def mark_special(self, text: str) -> str:
