@@ -229,8 +229,7 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "options"),
-    [(16, ""), (16, "--no-fetch"), (16, "--pair embedded"), (4, "")],
+    ("gigabytes", "options"), [(16, ""), (16, "--no-fetch"), (16, "--pair embedded"), (4, "")]
 )
 def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     server, monkeypatch, gigabytes, options

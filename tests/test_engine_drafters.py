@@ -28,12 +28,7 @@ from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
-from specdemo.engine.drafts.model_drafters import (
-    LOOKAHEAD,
-    EagleDrafter,
-    HeadDrafter,
-    ModelDrafter,
-)
+from specdemo.engine.drafts.model_drafters import LOOKAHEAD, EagleDrafter, HeadDrafter, ModelDrafter
 from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.sampling import Sampling

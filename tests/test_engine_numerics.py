@@ -546,8 +546,7 @@ def test_a_part_that_is_all_of_a_head_is_turned(code):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "places", "ours"),
-    [(24, 1, True), (5000, 1, True), (27, 1, False), (24, 2, False)],
+    ("outputs", "places", "ours"), [(24, 1, True), (5000, 1, True), (27, 1, False), (24, 2, False)]
 )
 def test_the_mass_of_logits_is_computed_with_them_where_it_fills_registers(
     code, outputs, places, ours

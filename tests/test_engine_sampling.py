@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine.sampling import (
-    Distribution,
-    Noise,
-    Sampling,
-    choose,
-    distribution,
-    draw,
-)
+from specdemo.engine.sampling import Distribution, Noise, Sampling, choose, distribution, draw
 
 rows = st.integers(0, 10**6).map(
     lambda seed: (np.random.default_rng(seed).normal(size=400) * 4).astype(np.float32)

@@ -14,16 +14,7 @@ import pytest
 from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import (
-    HASHED_VOCABULARY,
-    Language,
-    ToyModel,
-    alone,
-    answer_ids,
-    blocks_for,
-    drive,
-    request,
-)
+from toy import HASHED_VOCABULARY, Language, ToyModel, alone, answer_ids, blocks_for, drive, request
 
 from specdemo.engine.decode import Limits, prefill
 from specdemo.engine.drafts.draft_sources import LookupSource

@@ -845,10 +845,7 @@ STEPS = [
     (MORE, "The draft guessed nothing, which would not have paid: 1 token for one step"),
     (f"{MORE} eight:guess", "The draft guesses 1 token ahead"),
     (f"{MORE} eight:struck 8:wrong", "The draft guessed 1 token, none was right: 1 token"),
-    (
-        f"{MORE} 8:wrong",
-        "8 tokens in 4 steps of the target in 0.40 s; without a draft 7",
-    ),
+    (f"{MORE} 8:wrong", "8 tokens in 4 steps of the target in 0.40 s; without a draft 7"),
 ]
 
 

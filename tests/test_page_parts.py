@@ -178,9 +178,7 @@ def recorded_run(kept: dict) -> Trace:
     count, spent = kept["baseline"]
     shown = [BaselineToken(0, spent / 1000 * at / count) for at in range(count + 1)]
     return changed(
-        {"tokens": tuple(shown)},
-        rounds=tuple(rounds),
-        outside_seconds=kept["outside"] / 1000,
+        {"tokens": tuple(shown)}, rounds=tuple(rounds), outside_seconds=kept["outside"] / 1000
     )
 
 

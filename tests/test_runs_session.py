@@ -23,13 +23,7 @@ from specdemo.host import hardware
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import (
-    BaselineToken,
-    Trace,
-    describe_difference,
-    from_json,
-    summarize,
-)
+from specdemo.runs.trace import BaselineToken, Trace, describe_difference, from_json, summarize
 from specdemo.text.templates import Message
 
 PROMPTS = [

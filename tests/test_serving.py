@@ -679,10 +679,7 @@ def test_a_body_holds_what_the_context_can_need(server, client):
 def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch):
     toy = scripted()
     toy.pause()
-    with (
-        served(toy, max_ongoing=1, max_waiting=1) as server,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with served(toy, max_ongoing=1, max_waiting=1) as server, ThreadPoolExecutor(2) as pool:
         client = client_of(server)
         answers = [pool.submit(chat, client, max_tokens=2) for _ in range(2)]
         until(lambda: len(toy.questions) == 2)

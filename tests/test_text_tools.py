@@ -61,11 +61,7 @@ CALLS = {  # how each family writes one call and two calls
         f"[TOOL_CALLS]greet[ARGS]{GREET}[TOOL_CALLS]stop[ARGS]{{}}",
     ),
     "granite": (GRANITE, f"<|tool_call|>[{OBJECT}]", None),
-    "phi": (
-        PHI,
-        f"<|tool_call|>[{OBJECT}]",
-        f"<|tool_call|>[{OBJECT}, {STOP}]<|/tool_call|>",
-    ),
+    "phi": (PHI, f"<|tool_call|>[{OBJECT}]", f"<|tool_call|>[{OBJECT}, {STOP}]<|/tool_call|>"),
 }
 
 

@@ -239,9 +239,7 @@ def _choice(proposal: Proposal | None) -> Choice:
 
 
 def replay_all(
-    records: Sequence[Record],
-    tables: dict[str, CostTable],
-    without: Sequence[str] = (),
+    records: Sequence[Record], tables: dict[str, CostTable], without: Sequence[str] = ()
 ) -> Iterator[dict[str, str | float]]:
     """Replay by temperature and cost table. Yields rows with speed-up and tokens per round in all,
     and speed-up by task. Prompts come in a fixed random order, so that tasks mix."""

@@ -7,14 +7,7 @@ from typing import Any
 
 import httpx
 
-from specdemo.audit.engines import (
-    AuditedEngine,
-    Case,
-    Conversation,
-    NotOffered,
-    Tokens,
-    messages,
-)
+from specdemo.audit.engines import AuditedEngine, Case, Conversation, NotOffered, Tokens, messages
 from specdemo.errors import RequestFailed, SpecdemoError
 from specdemo.runs.settings import Settings
 

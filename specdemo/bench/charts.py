@@ -4,15 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdemo.audit.report_page import (
-    GREEN,
-    GREY,
-    PAPER_COLOUR,
-    PINK,
-    Figure,
-    label,
-    render,
-)
+from specdemo.audit.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
 from specdemo.bench.decision import Row
 from specdemo.bench.report import (
     PAPER,

@@ -19,15 +19,7 @@ from tokenizers.processors import TemplateProcessing
 
 from specdemo.convert import ir
 from specdemo.convert.checkpoints import separated
-from specdemo.convert.decoder import (
-    FAMILIES,
-    Positive,
-    Shape,
-    Size,
-    Sizes,
-    sized,
-    with_biases,
-)
+from specdemo.convert.decoder import FAMILIES, Positive, Shape, Size, Sizes, sized, with_biases
 from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId, named
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError

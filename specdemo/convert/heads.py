@@ -41,14 +41,7 @@ from pydantic import Field, model_validator
 
 from specdemo.convert import checkpoints, ir
 from specdemo.convert.checkpoints import CheckpointConfig
-from specdemo.convert.decoder import (
-    FAMILIES,
-    DecoderGraph,
-    Shape,
-    Size,
-    sized,
-    with_biases,
-)
+from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, Size, sized, with_biases
 from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import FileWeights, Quantized, Tensor
 from specdemo.engine.backends import draft_head, graph

@@ -20,16 +20,7 @@ import numpy as np
 
 from .constraint import Mask
 from .messages import Draft, Logits, one_row
-from .sampling import (
-    ACCEPT,
-    RESIDUAL,
-    Distribution,
-    Noise,
-    Sampling,
-    choose,
-    distribution,
-    draw,
-)
+from .sampling import ACCEPT, RESIDUAL, Distribution, Noise, Sampling, choose, distribution, draw
 
 
 class Adjustment:

@@ -133,10 +133,7 @@ def decode(
 
 
 def target_rows(
-    logits: Logits,
-    context: list[int],
-    adjust: Adjustment | None,
-    masks: Future[list[Mask]] | None,
+    logits: Logits, context: list[int], adjust: Adjustment | None, masks: Future[list[Mask]] | None
 ) -> Generator[Future[list[Mask]], None, TargetRows]:
     """The target's rows, once their masks are computed."""
     if masks is None:

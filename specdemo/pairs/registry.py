@@ -46,9 +46,7 @@ class ModelChoice:
         metavar="DIR_OR_REPO",
     )
     assistant_model: Line = option(
-        "",
-        "the draft model that goes with it, or one of a pair's",
-        metavar="DIR_OR_REPO",
+        "", "the draft model that goes with it, or one of a pair's", metavar="DIR_OR_REPO"
     )
     weight_format: WeightFormat = option(
         "auto",

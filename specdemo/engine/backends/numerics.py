@@ -96,10 +96,7 @@ def activation_group(model: ov.Model) -> int:
 
 
 def open_target(
-    files: PairFiles,
-    core: ov.Core,
-    exact: bool = True,
-    known: ModelProfile | None = None,
+    files: PairFiles, core: ov.Core, exact: bool = True, known: ModelProfile | None = None
 ) -> tuple[Model, Invariance]:
     """Compile a target model. Gives it, with the padding that its invariance demands, and its
     invariance. Fast numerics take the plugin's own setting. `exact` ones take the `known` setting,

@@ -19,15 +19,7 @@ from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
-from specdemo.runs.trace import (
-    SOURCES,
-    Trace,
-    as_json,
-    from_json,
-    judged,
-    over,
-    summarize,
-)
+from specdemo.runs.trace import SOURCES, Trace, as_json, from_json, judged, over, summarize
 from specdemo.server.page import MAX_EVENTS, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
