@@ -342,9 +342,7 @@ def lent(session, **settings):
     return Mock(ask=ask, info=session.info, context_limit=session.context_limit)
 
 
-def test_our_server_passes_beside_one_without_speculation(
-    session, tiny_llama_pair, tmp_path, monkeypatch
-):
+def test_our_server_passes_beside_an_undrafted_one(session, tiny_llama_pair, tmp_path, monkeypatch):
     monkeypatch.setattr(properties, "MAX_CASES", 2)
     tested = {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
     json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
@@ -481,9 +479,7 @@ def accept_everything(rows, draft, sampling, verify=acceptance.verify):
         (acceptance, "residual", lambda p, q: p, {"sampling"}),
     ],
 )
-def test_an_audit_catches_a_wrong_rule(
-    small_model, capsys, monkeypatch, module, rule, wrong, failing
-):
+def test_a_wrong_rule_is_caught(small_model, capsys, monkeypatch, module, rule, wrong, failing):
     monkeypatch.setattr(module, rule, wrong)
     assert cli.main([*AUDIT, "--draws", "150", "--only", "greedy,seed,sampling"]) == 1
     out, err = capsys.readouterr()

@@ -158,9 +158,7 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
     ("trouble", "said"),
     [("no network", "broke off"), ("lost network", "broke off"), ("full disk", "is full")],
 )
-def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
-    place, small_disk, trouble, said
-):
+def test_what_fails_is_a_sentence_and_the_embedded_pair_goes_on(place, small_disk, trouble, said):
     place.hub.lost = trouble == "no network"
     if trouble == "lost network":
         lose = lambda: setattr(place.hub, "lost", True)  # noqa: E731
@@ -190,9 +188,7 @@ def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
     assert place.ask() == "dolly-3b-int4"
 
 
-def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
-    server, monkeypatch, tmp_path
-):
+def test_a_shared_server_changes_by_itself_and_tries_again(server, monkeypatch, tmp_path):
     monkeypatch.setattr(background_download, "RETRY_SECONDS", 0.01)
     place = Place(server, monkeypatch, shared=True)
     server.lost = True
@@ -231,9 +227,7 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 @pytest.mark.parametrize(
     ("gigabytes", "options"), [(16, ""), (16, "--no-fetch"), (16, "--pair embedded"), (4, "")]
 )
-def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
-    server, monkeypatch, gigabytes, options
-):
+def test_it_fetches_unless_told_not_to_or_nothing_fits(server, monkeypatch, gigabytes, options):
     fetched = (gigabytes, options) == (16, "")
     monkeypatch.setattr(hardware, "memory_bytes", lambda: gigabytes * 2**30)
     for place, name in ((Service, "start"), (page.Server, "run"), (web_app, "page_app")):

@@ -414,9 +414,7 @@ def no_models(monkeypatch):
         yield
 
 
-def test_bench_measures_every_length_and_writes_a_page_beside_its_json(
-    no_models, capsys, tmp_path, monkeypatch
-):
+def test_bench_measures_each_length_and_writes_both_files(no_models, capsys, tmp_path, monkeypatch):
     html = tmp_path / "b.html"
     monkeypatch.setattr(decision, "TURNS", 1)
     options = ["--limit", "1", "--max-new-tokens", "3,6", "--html", str(html), "--json", "-"]

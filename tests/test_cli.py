@@ -133,17 +133,13 @@ def test_an_error_that_quotes_a_file_from_elsewhere_is_one_line_without_escape_s
     assert str(error) == r"broken.gguf has \x1b[2J\r\nOK\u2028 \x9b\u202e, which 日本 has not."
 
 
-def test_run_reads_the_question_from_standard_input_and_prints_the_answer_alone(
-    loaded, capsys, monkeypatch
-):
+def test_run_reads_standard_input_and_prints_the_answer_alone(loaded, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two")))
     assert cli.main(["run", "-", "--quiet"]) == 0
     assert capsys.readouterr() == ("one two\n", "")
 
 
-def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(
-    tiny, tmp_path, capsys
-):
+def test_invalid_bytes_of_an_instruction_are_replaced_and_it_must_fit(tiny, tmp_path, capsys):
     file = tmp_path / "trace.json"
     options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
     done = specdemo("run", os.fsdecode(b"caf\xe9?"), *options, PYTHONIOENCODING="ascii")
@@ -280,9 +276,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_a_line_a_step_and_every_few_seconds_where_there_is_no_terminal(
-    capsys, monkeypatch
-):
+def test_without_a_terminal_progress_is_a_line_a_step_and_every_few_seconds(capsys, monkeypatch):
     clock = count(0.0, 0.5)
     monkeypatch.setattr(terminal, "monotonic", lambda: next(clock))
     with terminal.progress_bar() as bar:

@@ -545,9 +545,7 @@ def test_a_sliding_window_is_exact_across_its_edge(tmp_path, monkeypatch, comput
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["float32", Type.F16])
-def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_its_texts(
-    tmp_path, source
-):
+def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_texts(tmp_path, source):
     import torch
 
     model, path = tiny_gguf.torch_model("phi3", **tiny_gguf.LONG), tmp_path / "model"
@@ -613,9 +611,7 @@ LOCALLY_SCALED = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ],
     ids=str,
 )
-def test_a_configuration_is_built_left_to_optimum_intel_or_named_with_what_would_be_accepted(
-    change, outcome
-):
+def test_a_configuration_is_built_left_to_optimum_intel_or_refused_with_a_reason(change, outcome):
     data = {**TINY, "model_type": "llama", **change}
     if outcome in (BUILT, LEFT):
         assert (checkpoints.shape_of(data, CONFIG) is None) == (outcome == LEFT)
@@ -763,9 +759,7 @@ def sources_folder(tiny_file, tmp_path_factory) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_converted_is_one_sentence_and_leaves_nothing(
-    sources_folder, tmp_path, name, change, message
-):
+def test_what_cannot_be_converted_leaves_nothing(sources_folder, tmp_path, name, change, message):
     source = Path(name).parts[0]
     copy = shutil.copytree if source == "model" else shutil.copyfile
     copy(sources_folder / source, tmp_path / source)

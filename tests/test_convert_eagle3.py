@@ -93,9 +93,7 @@ def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_e
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, 36, (2, 18, 33)),
     ],
 )
-def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
-    tmp_path, own, count, expected
-):
+def test_the_configuration_names_the_targets_layers_that_are_read(tmp_path, own, count, expected):
     shape = eagle_shape(written(tmp_path, **own))
     assert shape.target_layers(count) == expected and shape.states == 3
 
@@ -142,9 +140,7 @@ def test_what_the_graph_lacks_is_named(tmp_path, own, message):
         ({"target_hidden": 64}, "embed_tokens.weight", None, "whose embedding it would use"),
     ],
 )
-def test_tensors_that_do_not_go_with_the_configuration_are_named(
-    tmp_path, own, name, change, message
-):
+def test_tensors_that_contradict_the_configuration_are_named(tmp_path, own, name, change, message):
     source = written(tmp_path, **own)
     tensors = load_file(source / "model.safetensors")
     old = tensors.pop(name, None)

@@ -191,9 +191,7 @@ def test_rounds_that_share_a_forward_count_as_one_until_a_source_is_asked():
 
 
 @pytest.mark.parametrize(("tokens_left", "pays"), [(50, True), (5, False)])
-def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_it(
-    tokens_left, pays
-):
+def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays(tokens_left, pays):
     drafter, policy, model = asking((0, 1, 2, 3))
     context = list(range(500))
     assert model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)

@@ -194,9 +194,7 @@ def test_a_head_for_states_of_another_width_is_refused(embedded_pair, tmp_path):
         heads.require_target(head, embedded_pair.target, "SmolLM2")
 
 
-def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence(
-    head_pair, monkeypatch
-):
+def test_where_the_target_cannot_feed_it_a_head_is_refused_in_a_sentence(head_pair, monkeypatch):
     with Session(head_pair) as session:
         monkeypatch.setattr(session.engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
@@ -246,9 +244,7 @@ class Text:
     [({}, True), ({"norm_output": True, "target_hidden": 64}, True), ({}, False)],
     ids=str,
 )
-def test_chains_of_several_requests_and_rows_written_anew_are_those_of_the_reference(
-    tmp_path, own, gives_states
-):
+def test_chains_of_requests_and_new_rows_are_those_of_the_reference(tmp_path, own, gives_states):
     source = written(tmp_path, **own)
     xml = exported(source)
     if not gives_states:  # as optimum-intel exports a head

@@ -156,9 +156,7 @@ def test_the_preparation_measures_costs_and_remembers_them(tiny_llama_pair, tmp_
     engine.close()
 
 
-def test_a_race_that_need_not_be_measured_waits_for_the_draft_only(
-    tiny_llama_pair, tmp_path, monkeypatch
-):
+def test_an_unmeasured_race_waits_for_the_draft_only(tiny_llama_pair, tmp_path, monkeypatch):
     """Without VNNI the costs of Dolly 3B took longer than all that its first token needs."""
     monkeypatch.setattr(cost_measurement, "learn_costs", lambda *_, **__: cycle([None]))
     files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"), draft_later=True)
@@ -185,9 +183,7 @@ def test_a_setting_that_the_plugin_refuses_is_passed_over(tiny_llama_pair, monke
         numerics.open_target(files, CORE)
 
 
-def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
-    tiny_llama_pair, tmp_path, monkeypatch
-):
+def test_a_busy_start_is_used_not_kept_and_measured_again(tiny_llama_pair, tmp_path, monkeypatch):
     """The seconds of a step that was preempted once were kept for ever, and the head not asked."""
     monkeypatch.setattr(engines, "REMEASURE_SECONDS", 0.01)
     monkeypatch.setattr(CostModel, "record", lambda *_: None)  # a faster forward disproves costs
@@ -214,9 +210,7 @@ def test_a_busy_start_is_used_and_not_kept_and_measured_again_when_it_is_quiet(
         (0.00035, 0.0003, 0, False),
     ],
 )
-def test_a_forward_is_believed_by_what_its_threads_used(
-    monkeypatch, seconds, used, preempted, disturbed
-):
+def test_a_forward_counts_if_its_threads_ran(monkeypatch, seconds, used, preempted, disturbed):
     for name, ends in {
         "perf_counter": [0.0, seconds],
         "process_time": [0.0, used],
@@ -548,9 +542,7 @@ def test_a_part_that_is_all_of_a_head_is_turned(code):
 @pytest.mark.parametrize(
     ("outputs", "places", "ours"), [(24, 1, True), (5000, 1, True), (27, 1, False), (24, 2, False)]
 )
-def test_the_mass_of_logits_is_computed_with_them_where_it_fills_registers(
-    code, outputs, places, ours
-):
+def test_the_mass_of_logits_comes_with_them_where_it_fills_registers(code, outputs, places, ours):
     """Among logits far below the largest, which must neither vanish nor overflow."""
     rng = np.random.default_rng(6)
     x = ops.parameter([-1, places, 64], ov.Type.f32)
@@ -758,9 +750,7 @@ def test_all_but_tiny_models_use_kernels_with_the_instructions_of_the_processor(
         assert (kernels.forward_by("kernels") in first) == used
 
 
-def test_with_vnni_a_decoder_that_kernels_compute_in_pieces_stays_with_the_plugin(
-    code, tiny, monkeypatch
-):
+def test_with_vnni_a_decoder_in_pieces_stays_with_the_plugin(code, tiny, monkeypatch):
     monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", 1)
     monkeypatch.setattr(kernels, "available", lambda: True)
     monkeypatch.setattr(kernels, "vnni", lambda: "+avxvnni")

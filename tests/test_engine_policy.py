@@ -243,9 +243,7 @@ def test_the_projects_cost_tables_are_chosen_by_name_or_file(tmp_path):
     assert cost_tables(str(path))["mine"].ms == {1: 3.0}
 
 
-def test_answers_are_recorded_and_replayed_without_the_models(
-    capsys, monkeypatch, tmp_path, tiny_llama_pair
-):
+def test_recorded_answers_replay_without_models(capsys, monkeypatch, tmp_path, tiny_llama_pair):
     monkeypatch.setattr(tool, "load_pair", lambda choice: tiny_llama_pair)
     recording = str(tmp_path / "recording.json")
     options = ["--limit", "1", "--max-new-tokens", "12", "--record", recording]

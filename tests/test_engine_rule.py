@@ -153,9 +153,7 @@ languages = st.none() | st.builds(toy.Language, st.integers(0, 10**6))
 @pytest.mark.parametrize("name", SOURCES)
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), samplings, languages)
-def test_output_distribution_is_the_targets_for_every_source_and_constraint(
-    name, length, seed, sampling, language
-):
+def test_every_source_and_language_gives_the_targets_output(name, length, seed, sampling, language):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     with pytest.MonkeyPatch.context() as patch:
@@ -202,9 +200,7 @@ def test_the_example_is_short_needs_numpy_only_and_runs():
 @pytest.mark.parametrize(
     ("temperature", "coupling"), [(0.0, "shared"), (0.9, "shared"), (0.9, "maximal")]
 )
-def test_with_the_engines_noise_the_examples_rounds_are_the_engines(
-    monkeypatch, temperature, coupling
-):
+def test_with_its_noise_the_examples_rounds_are_the_engines(monkeypatch, temperature, coupling):
     monkeypatch.syspath_prepend(FILE.parent)
     example = importlib.import_module("speculative")
     rng = np.random.default_rng(3)

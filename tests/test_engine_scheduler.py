@@ -363,9 +363,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes(scheduler, endless):
 
 
 @pytest.mark.parametrize("error", [ModelError("x"), CacheFull("full"), MemoryError()])
-def test_of_a_forward_that_fails_only_the_request_that_made_it_fail_is_lost(
-    scheduler, shared, error
-):
+def test_of_a_forward_that_fails_only_the_request_that_failed_is_lost(scheduler, shared, error):
     def fault(batch):
         if any(run.sequence.tokens[:3] == [1, 2, 3] for run in batch):
             raise error

@@ -266,9 +266,7 @@ def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(rea
 # Made-up sessions
 
 
-def test_tokens_come_as_they_are_decoded_until_stop_and_the_next_question_is_answered(
-    tab, session, monkeypatch
-):
+def test_tokens_come_as_decoded_until_stop_and_the_next_run_is_answered(tab, session, monkeypatch):
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(session.draft, "right", (0, 1))
     tab.page.evaluate(WATCH)
@@ -324,9 +322,7 @@ def other_server():
         ready.set()
 
 
-def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(
-    open_tab, other_server
-):
+def test_a_recorded_race_plays_while_models_load_and_run_is_answered(open_tab, other_server):
     tab = open_tab(other_server.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
     card, question = tab.page.locator(".sd-verdict"), tab.page.input_value("#sd-question textarea")
@@ -341,9 +337,7 @@ def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answ
     assert tab.finished()["instruction"] == question
 
 
-def test_a_saved_run_replays_and_its_text_never_becomes_markup(
-    tab, open_tab, other_server, tmp_path
-):
+def test_a_saved_run_replays_and_no_text_becomes_markup(tab, open_tab, other_server, tmp_path):
     path, page = tmp_path / "run.json", tab.page
     path.write_text(hostile_trace().to_json(), encoding="utf-8")
     tab.open_file(path)
@@ -381,9 +375,7 @@ def test_a_saved_run_replays_and_its_text_never_becomes_markup(
     assert is_harmless(other.page)
 
 
-def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_browser(
-    browser, open_tab, url
-):
+def test_a_link_restores_every_setting_and_the_result_in_a_fresh_browser(browser, open_tab, url):
     wanted = {"max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5}
     wanted |= {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "seed": 11, "coupling": "maximal"}
     wanted |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
@@ -429,9 +421,7 @@ def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stay
     tab.wait_for_link("json_schema", '{"type": "integer"}')
 
 
-def test_a_link_with_a_question_offers_its_race_and_no_other_result_stands_under_it(
-    open_tab, url, session
-):
+def test_a_link_with_a_question_offers_its_race_and_shows_no_other(open_tab, url, session):
     question = "Why? چرا می\u200cخندد؟ 👩\u200d👧"  # with joiners, which letters and emoji need
     tab = open_tab(url, urlencode({"question": question, "speed": "steps"}))
     card, steps = tab.page.locator(".sd-verdict"), tab.page.locator(".sd-header .sd-step")
@@ -619,9 +609,7 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(browser, open_
         axe_finds_nothing(tab)
 
 
-def test_the_benchmark_runs_before_any_question_and_its_files_can_be_downloaded(
-    open_tab, url, session
-):
+def test_the_benchmark_runs_before_any_question_and_gives_its_files(open_tab, url, session):
     tab = open_tab(url, "drafter=model&draft_tokens=3")
     tab.tab("Benchmark")
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))

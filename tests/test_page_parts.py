@@ -278,9 +278,7 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monke
     assert why in capsys.readouterr().err
 
 
-def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_be(
-    monkeypatch, tmp_path
-):
+def test_the_list_of_pairs_says_what_each_takes_and_its_expected_speed(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 16_000_000_000)
     dolly = "Dolly V2 3B, 8 bits: the paper's model family, English. 8.1 GB of memory, 2.9 GB to "

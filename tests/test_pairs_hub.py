@@ -73,9 +73,7 @@ def decoder(server) -> Repository:
 # The whole way.
 
 
-def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(
-    server, tiny, answer, capsys
-):
+def test_a_dolly_pair_downloads_and_answers_again_without_the_hub(server, tiny, answer, capsys):
     server.add_folder(DOLLY, tiny.dolly)
     server.add_folder(PYTHIA, tiny.pythia)
     trace, errors = answer("Explain fission", "--pair", "dolly-3b", "--baseline")
@@ -256,9 +254,7 @@ def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):
 
 
 @pytest.mark.parametrize("place", ["hub", "made here", "elsewhere"])
-def test_no_manifest_and_no_link_makes_a_check_delete_a_file_outside_of_the_caches(
-    server, decoder, tmp_path, place
-):
+def test_no_manifest_and_no_link_makes_a_check_delete_other_files(server, decoder, tmp_path, place):
     """Neither one that a repository brings, nor one in a folder that this program wrote."""
     victim = tmp_path / "a" / "b" / "c" / ("0" * 64)  # named like the content of a Hub's cache
     victim.parent.mkdir(parents=True)
@@ -299,17 +295,13 @@ def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path
         ("sys.exit(' '.join(sys.argv[1:]))", "a b c"),
     ],
 )
-def test_a_conversion_gets_its_arguments_and_says_why_it_fails(
-    tmp_path, monkeypatch, program, words
-):
+def test_a_conversion_gets_arguments_and_says_why_it_fails(tmp_path, monkeypatch, program, words):
     (tmp_path / "conversion.py").write_text(f"import os, sys\n{program}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert words in exporting.run_module("conversion", ["a", "b c"], tmp_path)
 
 
-def test_a_conversion_reads_no_byte_order_marks_and_leaves_nothing_on_a_full_disk(
-    tmp_path, monkeypatch
-):
+def test_a_conversion_reads_no_byte_order_marks_and_a_full_disk_keeps_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
     (checkpoint := tmp_path / "own").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -334,9 +326,7 @@ def test_a_conversion_reads_no_byte_order_marks_and_leaves_nothing_on_a_full_dis
     assert json.loads(texts["config.json"]) == {"é": 1}
 
 
-def test_a_draft_of_another_vocabulary_is_translated_and_the_log_has_the_difference(
-    tiny, tmp_path, caplog
-):
+def test_a_draft_of_another_vocabulary_is_translated_and_logged(tiny, tmp_path, caplog):
     other = shutil.copytree(tiny.pythia, tmp_path / "other")
     text = (other / "tokenizer.json").read_text(encoding="utf-8")
     text = text.replace('"Ġword40000"', '"Ġelsewhere"')
@@ -439,9 +429,7 @@ def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_
     assert sum("Building the embedded draft head" in text for text in errors) == 1
 
 
-def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
-    home, tiny_home, monkeypatch, tmp_path
-):
+def test_a_new_draft_is_built_beside_the_old_target(home, tiny_home, monkeypatch, tmp_path):
     shutil.copytree(tiny_home / "embedded" / "head", tmp_path / "draft")
     monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
     shutil.copytree(tiny_home / "embedded" / "ir", home / "made")

@@ -125,9 +125,7 @@ def test_what_a_form_of_another_site_can_send_is_not_read(kind):
 
 
 @pytest.mark.parametrize("space", [True, False])
-def test_browsers_keep_to_a_files_type_and_the_page_stays_out_of_strangers_frames(
-    monkeypatch, space
-):
+def test_browsers_keep_to_types_and_the_page_stays_out_of_strangers_frames(monkeypatch, space):
     if space:
         monkeypatch.setenv("SPACE_ID", "a/b")
     headers = ask(RequestGuard(allow_origins=["https://a.example"])).headers

@@ -108,9 +108,7 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
         ([0.8, 0.5, 0.8] * 2, "slower", "1.25 times slower (0.50 to 0.80 times as fast in 6 races"),
     ],
 )
-def test_a_difference_is_claimed_where_the_interval_of_the_median_shows_it(
-    speedups, result, sentence
-):
+def test_a_difference_is_claimed_where_the_medians_interval_shows_it(speedups, result, sentence):
     pairs = [PairedRuns(speedup) for speedup in speedups] + [PairedRuns(9.0, "it rained")] * 3
     verdict = judge(pairs)
     assert verdict.result == result and verdict.sentence.startswith(sentence)
@@ -237,9 +235,7 @@ def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_its_repeats(
-    toy, monkeypatch, stopped
-):
+def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, monkeypatch, stopped):
     """The five tokens after the first take three rounds with a draft token each: 0.033 s instead of
     0.05 s."""
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
@@ -279,9 +275,7 @@ def races(toy, monkeypatch):
     return run
 
 
-def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(
-    toy, races, monkeypatch
-):
+def test_a_session_repeats_a_short_race_with_its_tokens_until_it_is_enough(toy, races, monkeypatch):
     ways, submit = [], toy.submit
 
     def submitted(question, **options):

@@ -110,9 +110,7 @@ def test_any_combination_answers_and_states_what_it_does_to_exactness(
         assert f"KV_CACHE_PRECISION={kv_cache}" in words
 
 
-def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
-    tiny_llama_pair, monkeypatch
-):
+def test_where_one_token_rounds_differently_answers_stay_equal(tiny_llama_pair, monkeypatch):
     """Without dynamic quantization, as on processors without VNNI."""
     candidates = engine_numerics.candidates
     monkeypatch.setattr(engine_numerics, "candidates", lambda *args: candidates(*args)[-1:])
@@ -251,9 +249,7 @@ def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answe
 
 
 @pytest.mark.parametrize("drafter", ["none", "lookup", "model"])
-def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_the_same_token(
-    session, drafter
-):
+def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_that_token(session, drafter):
     settings = Settings(max_new_tokens=40, drafter=drafter, draft_tokens=5)
     unstopped = answered(session, PROMPTS[1], settings)
     for begin in range(8, 20, 3):
@@ -290,9 +286,7 @@ def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(ti
         assert target.measured
 
 
-def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(
-    tiny_llama_pair, monkeypatch
-):
+def test_other_numerics_are_refused_where_the_target_fits_only_once(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(hardware, "available_bytes", lambda: 1000)
     with Session(tiny_llama_pair) as session:
         with pytest.raises(BadInput, match="keep to the numerics"):

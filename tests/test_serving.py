@@ -123,9 +123,7 @@ def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(cli
     assert "trace" not in figures
 
 
-def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_reason_and_usage(
-    client, server
-):
+def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_usage(client, server):
     options = {"max_tokens": 6, "stream_options": {"include_usage": True}}
     options |= {"tools": [], "logprobs": False, "user": "x", "response_format": {"type": "text"}}
     options |= {"temperature": 0, "extra_body": UNDRAFTED}
@@ -194,9 +192,7 @@ class Recording(ToySession):
 
 
 @pytest.mark.parametrize(("options", "answers"), [({"n": 3}, 3), ({"prompt": [*"abcdef"]}, 6)])
-def test_the_first_answer_to_a_prompt_reads_it_and_half_the_places_are_left_to_others(
-    options, answers
-):
+def test_one_answer_reads_the_prompt_and_half_the_places_are_left_to_others(options, answers):
     toy = scripted(Recording)
     toy.target.fault = lambda batch: time.sleep(0.01)
     with served(toy, max_ongoing=4, max_waiting=4) as server:
@@ -554,9 +550,7 @@ def test_an_unknown_address_names_those_that_there_are(server, path):
 
 
 @pytest.mark.parametrize(("ask", "more"), [(streamed, {}), (chat, {}), (chat, {"n": 3})])
-def test_a_failure_inside_is_an_error_for_the_client_without_its_words(
-    server, toy, monkeypatch, ask, more
-):
+def test_a_failure_inside_is_an_error_without_its_words(server, toy, monkeypatch, ask, more):
     def failing(question):
         yield next(events(question))
         raise RuntimeError("kernel panic in row 7")

@@ -198,9 +198,7 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
         (("--replicas", "30", "--cpus-per-replica", "20"), "need 600 cores"),
     ],
 )
-def test_options_of_the_command_that_cannot_be_used_are_named(
-    capsys, monkeypatch, arguments, named
-):
+def test_unusable_options_of_the_command_are_named(capsys, monkeypatch, arguments, named):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     code, message = serve(capsys, *arguments)
     assert code == 2 and named in message

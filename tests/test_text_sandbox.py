@@ -153,9 +153,7 @@ def test_the_process_inherits_no_variables_and_no_signals(process, monkeypatch):
     assert process.render("{{ 1 }}", {}) == "1" and process._process.pid == child.pid
 
 
-def test_a_process_that_is_killed_or_interrupted_leaves_no_answer_for_the_next(
-    process, monkeypatch
-):
+def test_a_process_that_is_killed_or_interrupted_leaves_no_answer_to_the_next(process, monkeypatch):
     assert process.render("{{ a }}", {"a": 1}) == "1"
     process._process.kill()
     process._process.wait()

@@ -84,9 +84,7 @@ def test_a_long_text_is_encoded_once_or_not_drafted_for(tokenizers, draft, monke
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("draft", KINDS)
 @pytest.mark.parametrize("whole_words", [True, False])
-def test_what_the_draft_model_says_becomes_the_targets_own_tokens(
-    tokenizers, target, draft, whole_words
-):
+def test_the_draft_models_text_becomes_the_targets_tokens(tokenizers, target, draft, whole_words):
     own, other = tokenizers[target], tokenizers[draft]
     ids, whole = own.encode(TEXT), other.encode(TEXT)
     translation = TextTranslation(own, other)

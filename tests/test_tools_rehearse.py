@@ -57,9 +57,7 @@ def tiny_shapes(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
-    capsys, tiny_shapes
-):
+def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speeds(capsys, tiny_shapes):
     assert cli.main(["dolly-3b", "--json", "-"], tool.command) == 0
     figures = json.loads(capsys.readouterr().out)
     target, *drafts, rounded = figures["models"]
@@ -76,9 +74,7 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
 
 
 @pytest.mark.slow
-def test_smollm2_is_rehearsed_with_the_files_of_the_embedded_target_as_its_draft(
-    tiny_shapes, monkeypatch, tmp_path
-):
+def test_smollm2_is_rehearsed_with_the_embedded_target_drafting(tiny_shapes, monkeypatch, tmp_path):
     shape = Shape(64, 1, 4, 500, 256, 4, 16)
     write_made_up(shape, 8, tmp_path)
     monkeypatch.setattr(embedded, "fetch", lambda report: [SimpleNamespace(folder=tmp_path)])
