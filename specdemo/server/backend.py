@@ -279,9 +279,8 @@ class Answers:
         if characters > readable:
             message = f"The prompt is too long: {characters:,} characters; this model reads fewer"
             raise BadInput(f"{message} than {readable:,}.", code="context_length_exceeded")
-        turn = (
-            self._backend.long_texts.turn(characters) if characters > LONG_TEXT else nullcontext()
-        )
+        long_texts = self._backend.long_texts
+        turn = long_texts.turn(characters) if characters > LONG_TEXT else nullcontext()
         with turn:
             if isinstance(request, ChatRequest):
                 return [self._chat_question(request, settings)]

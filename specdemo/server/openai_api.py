@@ -265,14 +265,9 @@ class ResponseWriter:
         prompt = sum(trace.prompt_tokens for trace in prompts)
         reused = sum(trace.prompt_reused for trace in prompts)
         made = sum(len(trace.token_ids) for trace in traces)
-        predicted = [
-            token
-            for trace in traces
-            for round_ in trace.rounds
-            for token in round_.drafted
-            if token.source == "prediction"
-        ]
-        accepted = sum(token.accepted for token in predicted)
+        drafted = (token for trace in traces for round_ in trace.rounds for token in round_.drafted)
+        predicted = [token.accepted for token in drafted if token.source == "prediction"]
+        accepted = sum(predicted)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,

@@ -247,9 +247,8 @@ def on_ray(options: ServeOptions, ended: threading.Event) -> Iterator[str]:
 
 
 def _start(options: ServeOptions, ended: threading.Event) -> None:
-    serve.start(
-        http_options=HTTPOptions(host=options.host, port=options.port), proxy_location="HeadOnly"
-    )
+    http = HTTPOptions(host=options.host, port=options.port)
+    serve.start(http_options=http, proxy_location="HeadOnly")
     target = serve.RunTarget(app(options), name=NAME, route_prefix="/")
     try:
         serve.run_many([target], wait_for_applications_running=False)

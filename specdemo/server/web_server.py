@@ -196,11 +196,8 @@ def make_room(connections: set[Connection]) -> None:
         size, answered = sizes[connection.network], connection.idle and connection.cycle is not None
         return not connection.waiting, -size, answered, connection.since
 
-    closable = [
-        connection
-        for connection in connections
-        if connection.waiting or sizes[connection.network] > CONNECTIONS // 10
-    ]
+    large = {network for network, size in sizes.items() if size > CONNECTIONS // 10}
+    closable = (each for each in connections if each.waiting or each.network in large)
     for connection in nsmallest(CONNECTIONS // 20, closable, key=order):
         connections.discard(connection)
         connection.transport.abort()

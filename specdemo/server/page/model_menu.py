@@ -34,9 +34,7 @@ OFF_PAGE = ("logit_bias", "ignore_eos", "stop")
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OFF_PAGE)
 MODELS = tuple(field.name for field in fields(ModelChoice))
 
-HELP = {
-    field.name: field.metadata["help"] for kind in (Settings, ModelChoice) for field in fields(kind)
-}
+HELP = {f.name: f.metadata["help"] for kind in (Settings, ModelChoice) for f in fields(kind)}
 KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
 
 
