@@ -65,10 +65,7 @@ class ChatMessage(Strict, extra="ignore"):
 
     def turn(self) -> Message:
         """The message in the form that a chat template takes."""
-        calls = [
-            FunctionCall(call.function.name, call.function.arguments, call.id)
-            for call in self.tool_calls or ()
-        ]
+        calls = [FunctionCall(**dict(call.function), id=call.id) for call in self.tool_calls or ()]
         role = "system" if self.role == "developer" else self.role
         name = self.name if role == "tool" else ""  # others' names would change their text
         text = text_of(self.content)

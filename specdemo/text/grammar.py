@@ -171,21 +171,15 @@ OTHER: TEXT & ~/\s*\{{\s*"name"\s*:(.|\n)*/"""
 
     def _tokens_beside(self, form: CallForm) -> str:
         """Added tokens such as <think>, which are neither TEXT nor a part of a call."""
-        ids = {
-            id
-            for text, id in self._added.items()
-            if id not in self._special and text not in form.text
-        }
-        return f"(<[{','.join(map(str, sorted(ids)))}]> TEXT?)*" if ids else ""
+        added = {id for text, id in self._added.items() if text not in form.text}
+        ids = ",".join(map(str, sorted(added - self._special)))
+        return f"(<[{ids}]> TEXT?)*" if ids else ""
 
     def _literal(self, text: str) -> str:
         """The grammar of a text. Markers are added tokens if the model has them: it was not
         trained to spell them."""
-        pieces = filter(None, re.split(f"({MARKER.pattern})", text))
-        added = self._added
-        return " ".join(
-            f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces
-        )
+        parts, ids = filter(None, re.split(f"({MARKER.pattern})", text)), self._added
+        return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts)
 
 
 class _Numbers:

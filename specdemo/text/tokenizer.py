@@ -28,10 +28,8 @@ half of a character."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-BYTES = {
-    chr(code): bytes([byte])
-    for code, byte in [*zip(_PRINTED, _PRINTED, strict=True), *enumerate(_OTHERS, 256)]
-}
+BYTES = {chr(byte): bytes([byte]) for byte in _PRINTED}
+BYTES |= {chr(code): bytes([byte]) for code, byte in enumerate(_OTHERS, 256)}
 """The characters with which byte-level vocabularies write bytes."""
 
 FILL_IN_MARKERS = (

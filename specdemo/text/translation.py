@@ -71,10 +71,8 @@ class TextTranslation:
         starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
         target_pieces = map(self._target.stream(self._context[-TAIL:]), ids)
         bounds = [0, *accumulate(map(len, target_pieces))]
-        translated = [
-            (id, sum(first <= start < last for start in starts))
-            for id, (first, last) in zip(ids, pairwise(bounds), strict=True)
-        ]
+        begun = (sum(low <= start < high for start in starts) for low, high in pairwise(bounds))
+        translated = list(zip(ids, begun, strict=True))
         if end is not None:
             special = self._target.token_id(self._draft.string(drafted[end]))
             translated += [] if special is None else [(special, 1)]
