@@ -140,10 +140,8 @@ def verify(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
         if token != drafted:
             break
     margin = row.margin(0) if sampling.greedy else math.inf
-    q = partial(row.probability, 0)
-    return Verification(
-        index, token, tuple(probabilities), q, margin if margin < math.inf else None
-    )
+    finite = margin if margin < math.inf else None
+    return Verification(index, token, tuple(probabilities), partial(row.probability, 0), finite)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
@@ -155,18 +153,13 @@ def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verif
         q = distribution(rows.row(tokens[:index]).rows[0], sampling)
         p = draft.proposals[index].distribution or Distribution(np.array([drafted]), np.ones(1))
         probabilities.append(q.probability(drafted))
-        chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
+        chance = min(1.0, probabilities[-1] / p.probability(drafted))
         if not accepts(chance, seed, position):
             token = draw(residual(p, q), seed, position, RESIDUAL)
             return Verification(index, token, tuple(probabilities), q.probability)
     q = distribution(rows.row(tokens).rows[0], sampling)
     token = draw(q, seed, len(rows.context) + len(tokens))
     return Verification(len(tokens), token, tuple(probabilities), q.probability)
-
-
-def acceptance_probability(p: float, q: float) -> float:
-    """min(1, q/p): the chance to accept a token that the draft model drew with probability p."""
-    return min(1.0, q / p)
 
 
 def accepts(chance: float, seed: int, position: int) -> bool:

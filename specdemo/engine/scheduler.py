@@ -261,10 +261,8 @@ class Scheduler:
                 waiting = [h for h in self._active if h.pending and h.pending.model == name]
                 # Last, a chunk of the unfinished prompt of which fewest tokens were read. So a new
                 # request waits for at most one chunk of the longer prompts.
-                long = [handle for handle in waiting if handle.continues_prompt]
-                for batch in _batches(
-                    [handle for handle in waiting if not handle.continues_prompt]
-                ):
+                long = [h for h in waiting if h.continues_prompt]
+                for batch in _batches([h for h in waiting if not h.continues_prompt]):
                     self._forward(batch)
                 if long:
                     self._forward([min(long, key=lambda h: h.pending.run.sequence.length)])

@@ -176,10 +176,8 @@ def _partial_rotation(node: ov.Node) -> Rotation | None:
     if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
         return None
     first, rest = node.input_values()
-    if (found := _rotation(first.get_node())) is None or node.get_attributes()["axis"] not in (
-        -1,
-        len(first.get_partial_shape()) - 1,
-    ):
+    found, axis = _rotation(first.get_node()), node.get_attributes()["axis"]
+    if found is None or axis not in (-1, len(first.get_partial_shape()) - 1):
         return None
     before, after = part_of(found.x), part_of(rest)
     if before is None or after is None or key_of(before[0]) != key_of(after[0]):

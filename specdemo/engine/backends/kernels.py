@@ -208,10 +208,8 @@ def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False)
     `only_whole`."""
     if attend:
         split_products(model)
-    found = {
-        product.get_name(): _weights(product.input_value(1).get_node())
-        for product in weight_products(model)
-    }
+    products = weight_products(model)
+    found = {node.get_name(): _weights(node.input_value(1).get_node()) for node in products}
     weights = {name: stored for name, stored in found.items() if stored and stored.group}
     attentions = take_attention(model) if attend else {}
     segments = find_segments(model, weights, attentions)

@@ -202,10 +202,8 @@ class PagedModel:
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
         states = [None if logits.state is None else logits.state[part] for part in layout.tokens]
-        return [
-            Logits(logits.rows[part], logits.log_sum[part], state)
-            for part, state in zip(layout.rows, states, strict=True)
-        ]
+        parts = zip(layout.rows, states, strict=True)
+        return [Logits(logits.rows[part], logits.log_sum[part], state) for part, state in parts]
 
     def _layout(self, batch: list[Run], size: int) -> Layout:
         """Pad the batch to `size` tokens."""

@@ -182,9 +182,8 @@ class AdaptiveDrafter:
 
     def _record_proposals(self, context: list[int]) -> None:
         """Count which proposals the tokens added to the text confirm."""
-        for (drafted, proposals), token in zip(
-            self._proposed, context[self._length :], strict=False
-        ):
+        added = context[self._length :]
+        for (drafted, proposals), token in zip(self._proposed, added, strict=False):
             for proposal in proposals:
                 rates = self.policy.accepted(proposal.source)
                 rates.record(proposal.confidence, proposal.token == token)
