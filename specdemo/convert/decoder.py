@@ -191,10 +191,8 @@ class Shape:
             known["embedding_scale"] = sizes.hidden**0.5
         shape = cls(**known | further)
         if heads % shape.kv_heads or shape.rotated < 2:
-            queries = f"{heads} heads of {shape.width} values, {shape.rotated} of them rotated"
-            raise unusable(
-                source, f"{queries}, and {shape.kv_heads} heads of keys do not go together."
-            )
+            why = f"{heads} heads of {shape.width} values, {shape.rotated} of them rotated, and"
+            raise unusable(source, f"{why} {shape.kv_heads} heads of keys do not go together.")
         return shape
 
     @property
@@ -216,10 +214,7 @@ class Shape:
         matrices = [(layers, bits), (table, embedding)]
         if not self.tied or output != embedding:
             matrices.append((table, output))
-        return sum(
-            weights * bits // 8 + (weights // GROUP * 2 if bits == 4 else 0)
-            for weights, bits in matrices
-        )
+        return sum(n * bits // 8 + (n // GROUP * 2 if bits == 4 else 0) for n, bits in matrices)
 
 
 def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
@@ -270,9 +265,7 @@ class DecoderGraph:
             ids = ops.convert(self._inputs["position_ids"], "i32")
             state = ops.add(state, ops.gather(positions, ids, 0))
         masks = [self._mask(), self._mask(shape.window)]
-        tables = [
-            None if family.positions else self._rotary_tables(local) for local in (False, True)
-        ]
+        tables = [None, None] if family.positions else [*map(self._rotary_tables, (False, True))]
         for index in range(shape.layers):
             slides = index in shape.sliding
             rotary = None if index in shape.unrotated else tables[slides]

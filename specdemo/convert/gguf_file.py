@@ -48,14 +48,8 @@ _WORDS_BY_CASE = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ENDS = (
-    "<end_of_turn>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-)
+    "<end_of_turn> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|>"
+).split()
 """Tokens that end an answer, also where the file names only one of them, or calls them words."""
 _PIECES = "llama"  # the name of SentencePiece's vocabularies in GGUF files
 
@@ -332,9 +326,8 @@ def write_tokenizer(file: Gguf, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and config.json into `folder`. Raises BadInput
     for damaged and other vocabularies."""
     name = file.path.name
-    metadata = GgufVocabulary.of(
-        file.section("tokenizer.") | file.section("tokenizer.ggml."), file.path
-    )
+    fields = file.section("tokenizer.") | file.section("tokenizer.ggml.")
+    metadata = GgufVocabulary.of(fields, file.path)
     kind, pre = metadata.model, metadata.pre
     pre = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}.get(pre, pre)
     if kind != _PIECES and (kind != "gpt2" or pre not in PRE_TOKENIZERS):
@@ -370,10 +363,8 @@ def _add_tokens(tokenizer: Tokenizer, metadata: GgufVocabulary, default: bool) -
     if default if metadata.add_bos_token is None else metadata.add_bos_token:
         if metadata.bos < 0:
             raise ValueError("it does not name the token that a text begins with")
-        first = metadata.tokens[metadata.bos]
-        tokenizer.post_processor = TemplateProcessing(
-            [first, "$A"], special_tokens=[(first, metadata.bos)]
-        )
+        first = metadata.tokens[metadata.bos], metadata.bos
+        tokenizer.post_processor = TemplateProcessing([first[0], "$A"], special_tokens=[first])
 
 
 def _of_bytes(metadata: GgufVocabulary, pre: str) -> Tokenizer:

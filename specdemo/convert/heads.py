@@ -113,9 +113,8 @@ def require_target(xml: Path, target: Path, name: str) -> None:
         columns = head.output("logits").partial_shape[-1].get_length()
         gathers = (node for node in head.get_ops() if node.get_type_name() == "Gather")
         embedding = next(gathers).input_value(0)
-        known, vocabulary = (
-            rows.get_partial_shape()[0].get_length() for rows in (embedding, table)
-        )
+        sizes = (rows.get_partial_shape()[0].get_length() for rows in (embedding, table))
+        known, vocabulary = sizes
         if tokens.shape != (columns,) or not 0 <= tokens.min() <= tokens.max() < known:
             raise ValueError(f"{TOKENS} does not name {columns} of {known} tokens.")
     except (RuntimeError, OSError, ValueError, StopIteration) as error:
@@ -309,9 +308,8 @@ def eagle_shape(folder: Path) -> EagleShape:
     config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
     layer = config.transformer_layer_config or data
     EagleLayer.of(layer, path)
-    shape = checkpoints.shape_of(
-        layer | {"num_hidden_layers": 1, "use_sliding_window": False}, path
-    )
+    layer = {**layer, "num_hidden_layers": 1, "use_sliding_window": False}
+    shape = checkpoints.shape_of(layer, path)
     if shape is None:
         rope = layer.get("rope_parameters") or layer.get("rope_scaling")
         raise unusable(path, f"it scales its positions by {rope!r:.80}, which is not supported.")
