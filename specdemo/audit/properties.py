@@ -150,10 +150,7 @@ class Subject:
             cause = "rounding"
         else:
             cause = "wrong rule"
-        texts = [
-            None if token is None else self.engine.text([token]) or f"token {token}"
-            for token in pair
-        ]
+        texts = [None if t is None else self.engine.text([t]) or f"token {t}" for t in pair]
         difference = {"prompt": conversation, "position": position, "margins": margins}
         return difference | {"cause": cause} | dict(zip(names, texts, strict=True))
 
@@ -204,11 +201,8 @@ def seed(subject: Subject, plan: Plan) -> Cell:
 
 def repeat(subject: Subject, plan: Plan) -> Cell:
     """The same call twice, greedy and sampled with a seed."""
-    cases = [
-        (prompt, settings)
-        for prompt, greedy in plan.greedy(BATCH)
-        for settings in (greedy, plan.sampled)
-    ]
+    sampled = plan.sampled
+    cases = [(prompt, how) for prompt, greedy in plan.greedy(BATCH) for how in (greedy, sampled)]
     answers = [(subject.answer(*case), subject.answer(*case)) for case in cases]
     return subject.judge(cases, answers, "not repeatable")
 

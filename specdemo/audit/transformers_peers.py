@@ -96,10 +96,8 @@ class _Models:
             "streamer": SimpleNamespace(put=lambda _: times.append(perf_counter()), end=list),
         }
         if settings.stop:
-            options |= {
-                "stop_strings": list(settings.stop),
-                "tokenizer": engines.hf_tokenizer(self.folder),
-            }
+            tokenizer = engines.hf_tokenizer(self.folder)
+            options |= {"stop_strings": list(settings.stop), "tokenizer": tokenizer}
         if method == "speculative":
             options["assistant_model"] = self.draft
             config = self.draft.generation_config
@@ -107,10 +105,8 @@ class _Models:
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
         elif method == "prompt-lookup":
-            options |= {
-                "prompt_lookup_num_tokens": length,
-                "max_matching_ngram_size": engines.LOOKUP_NGRAM,
-            }
+            options["prompt_lookup_num_tokens"] = length
+            options["max_matching_ngram_size"] = engines.LOOKUP_NGRAM
         torch.manual_seed(settings.seed)
         tokens = torch.tensor([ids], device=self.target.device)
         try:

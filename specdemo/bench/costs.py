@@ -76,15 +76,11 @@ def _tokens_per_round(
         accepted.update(drafts[-1][: round_.accepted])
         examined.update(drafts[-1][: len(judged(round_))])
     for rate in rates:
-        chances = {
-            position: _scaled(accepted[position] / count, overall, rate)
-            for position, count in examined.items()
-        }
+        shares = {place: accepted[place] / count for place, count in examined.items()}
+        chances = {place: _scaled(share, overall, rate) for place, share in shares.items()}
         unseen = _scaled(overall, overall, rate)
-        yield 1 + fmean(
-            sum(accumulate((chances.get(position, unseen) for position in draft), mul))
-            for draft in drafts
-        )
+        known = ([chances.get(place, unseen) for place in draft] for draft in drafts)
+        yield 1 + fmean(sum(accumulate(each, mul)) for each in known)
 
 
 def _scaled(share: float, overall: float, rate: float) -> float:

@@ -127,9 +127,7 @@ def measure_users(
     ways = [replace(settings, drafter="none"), settings]
     questions = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
-    _together(
-        session, questions, replace(settings, max_new_tokens=1)
-    )  # all prompts are kept texts now
+    _together(session, questions, replace(settings, max_new_tokens=1))  # keeps all prompts' texts
     rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
     pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
     for turn, users in product(range(TURNS), USERS):

@@ -162,11 +162,8 @@ def bench(
     """
     began = perf_counter()
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
-    work = [
-        RacedPrompt(prompt, replace(settings, max_new_tokens=limit))
-        for prompt in prompts
-        for limit in limits
-    ]
+    limited = [replace(settings, max_new_tokens=limit) for limit in limits]
+    work = [RacedPrompt(prompt, each) for prompt in prompts for each in limited]
     answers, total = PeerAnswers(peers), 1 + len(work)
     report(Progress("warming up", 0, total))
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
@@ -374,10 +371,9 @@ def tables(report: BenchReport) -> dict[str, Table]:
     cpu, joules = figures.pop("cpu_seconds_per_token"), figures.pop("joules_per_token")
     by_task = figures.pop("speedup_by_task")
     # First how good our baseline is: a weak one flatters the speed-up.
+    ours = summary["autoregressive_tokens_per_s"] or 0
     ratios = {
-        f"autoregressive, relative to {name}": over(
-            summary["autoregressive_tokens_per_s"] or 0, peer["tokens_per_s"]
-        )
+        f"autoregressive, relative to {name}": over(ours, peer["tokens_per_s"])
         for name, peer in report.peers.items()
         if name.endswith("/autoregressive")
     }

@@ -90,9 +90,8 @@ def bench(
     with Session(loaded, threads=threads) as session, progress_bar() as bar:
         loaded.check.require()
         properties = session.target_properties(longest.numerics)
-        peers = [
-            peer for name in options.peers or () for peer in peers_of(name, loaded, properties)
-        ]
+        engines = (peers_of(name, loaded, properties) for name in options.peers or ())
+        peers = list(itertools.chain.from_iterable(engines))
         figures = report.bench(
             session,
             prompts,

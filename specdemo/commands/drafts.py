@@ -49,10 +49,8 @@ def tune(
         measured.write("tuned", chosen_pair(choice).subject, tuned)
     machine = hardware.describe()
     rows = [dataclasses.asdict(row) | {"draft": _named(row.draft)} for row in results]
-    tables = {
-        f"{pair} on {machine}": rows,
-        f"{pair} drafts by {_named(tuned.winner)} from now on.": [],
-    }
+    decision = f"{pair} drafts by {_named(tuned.winner)} from now on."
+    tables = {f"{pair} on {machine}": rows, decision: []}
     figures = {"machine": machine, "pair": pair, "winner": tuned.winner}
     write_report(figures | dataclasses.asdict(tuned), json_file, tables)
 

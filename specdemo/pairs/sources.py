@@ -66,11 +66,8 @@ def here(source: Source) -> bool:
 def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
     """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
     Checks disk and memory first. Raises FetchError, BadInput or MissingPackage."""
-    snapshots = fetch(sources, report)
-    return [
-        _exported(source, snapshot, report)
-        for source, snapshot in zip(sources, snapshots, strict=True)
-    ]
+    fetched = zip(sources, fetch(sources, report), strict=True)
+    return [_exported(source, snapshot, report) for source, snapshot in fetched]
 
 
 def fetch(
