@@ -220,10 +220,8 @@ def _write_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dic
     ends = loaded.stop_ids | tokenizer.special_ids
     for _ in _complete(list(answers.values()), model, INSTRUCTION_TOKENS, ends):
         pass
-    return {
-        number: answer.conversation(ends, tokenizer).text.strip()
-        for number, answer in answers.items()
-    }
+    read = {n: answer.conversation(ends, tokenizer) for n, answer in answers.items()}
+    return {n: conversation.text.strip() for n, conversation in read.items()}
 
 
 def _complete(
@@ -317,9 +315,8 @@ def _opened(loaded: LoadedPair) -> Model:
     if isinstance(source, Path):
         group = numerics.activation_group(read_decoder(core, source))
         properties.append((kernels.GROUP, str(group)))
-    return open_model(
-        source, ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS)), core
-    )
+    settings = ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS))
+    return open_model(source, settings, core)
 
 
 def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:

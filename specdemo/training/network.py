@@ -48,9 +48,7 @@ class HeadNetwork:
         counts = np.bincount(rows.tokens, minlength=len(output))
         self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
         first = first_weights(settings, embedding.shape[1])
-        self.weights = {
-            name: matrix.to(device).requires_grad_(True) for name, matrix in first.items()
-        }
+        self.weights = {name: first[name].to(device).requires_grad_(True) for name in first}
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32
@@ -172,10 +170,8 @@ def first_weights(settings: TrainSettings, size: int) -> dict[str, torch.Tensor]
             raise BadInput(f"--start {settings.start} is a head of another size of target.")
         return first
     generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(shape, generator=generator) / shape[1] ** 0.5
-        for name, shape in shapes.items()
-    }
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: matrix / matrix.shape[1] ** 0.5 for name, matrix in drawn.items()}
 
 
 def train(

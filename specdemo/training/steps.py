@@ -143,11 +143,8 @@ def _pair(settings: TrainSettings) -> Pair:
 def _open_work(settings: TrainSettings, work: Path) -> None:
     """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
     out, path = settings.out, work / "settings.json"
-    described = {
-        name: str(value)
-        for name, value in asdict(settings).items()
-        if name not in PRIVATE | GROWING
-    }
+    values, left_out = asdict(settings), PRIVATE | GROWING
+    described = {name: str(values[name]) for name in values if name not in left_out}
     begun = path.is_file() and any(file != path for file in work.iterdir())
     if not begun:  # also where an earlier call refused what it should read
         if not path.is_file() and out.exists() and any(out.iterdir()):
