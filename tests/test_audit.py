@@ -24,7 +24,7 @@ from specdemo.audit.engines import AuditedEngine, NotOffered, imported
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
-from specdemo.commands import audit as audit_command
+from specdemo.commands import shared
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance, decode
 from specdemo.engine.messages import Draft
@@ -438,7 +438,7 @@ def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
 @pytest.fixture
 def small_model(session, monkeypatch):
     """The audit's pair, and few cases."""
-    monkeypatch.setattr(audit_command, "load_pair", lambda choice: session.loaded)
+    monkeypatch.setattr(shared, "load_pair", lambda choice: session.loaded)
     opened = contextlib.nullcontext(session)
     monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
     monkeypatch.setattr(properties, "MAX_CASES", 2)

@@ -20,8 +20,7 @@ from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, bench, summary_of, tables
-from specdemo.commands import audit as audit_command
-from specdemo.commands import bench as bench_command
+from specdemo.commands import shared
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -407,8 +406,7 @@ def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios(
 def no_models(monkeypatch):
     """bench and audit load a toy session, whatever their options name."""
     with ToySession(context_limit=400) as session:
-        for module in (audit_command, bench_command):
-            monkeypatch.setattr(module, "load_pair", lambda choice: session.loaded)
+        monkeypatch.setattr(shared, "load_pair", lambda choice: session.loaded)
         opened = contextlib.nullcontext(session)
         monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
         yield
@@ -452,8 +450,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
     capsys, monkeypatch, tmp_path, options, says
 ):
     monkeypatch.chdir(tmp_path)
-    for module in (audit_command, bench_command):
-        monkeypatch.setattr(module, "load_pair", lambda choice: pytest.fail("loaded a model"))
+    monkeypatch.setattr(shared, "load_pair", lambda choice: pytest.fail("loaded a model"))
     assert cli.main(options) == 2
     out, err = capsys.readouterr()
     assert says in err and out == "" and err.count("\n") == 1

@@ -26,7 +26,7 @@ from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 from specdemo import cli
 from specdemo.convert import exporting, ir
 from specdemo.errors import BadInput, DamagedModel, FetchError, RequestFailed, SpecdemoError
-from specdemo.host import hardware
+from specdemo.host import disk, hardware
 from specdemo.host.terminal import Progress
 from specdemo.pairs import embedded, hub, registry, sources
 from specdemo.pairs.hub import Check
@@ -516,8 +516,8 @@ def test_a_damaged_model_leaves_the_cache_and_a_folder_of_the_users_own_stays(ho
 
 def test_what_one_run_did_not_check_the_next_one_waits_for(home, monkeypatch):
     folder = made(home / "exported" / "intact")
-    hashed, sha256 = threading.Event(), hub.sha256
-    monkeypatch.setattr(hub, "sha256", lambda path: hashed.wait(60) and sha256(path))
+    hashed, sha256 = threading.Event(), disk.sha256
+    monkeypatch.setattr(disk, "sha256", lambda path: hashed.wait(60) and sha256(path))
     Check([folder]).require(0.01)
     second = Check([folder])
     threading.Timer(0.2, hashed.set).start()
@@ -531,7 +531,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_not_damaged(home, monkeypatc
     def unreadable(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(hub, "sha256", unreadable)
+    monkeypatch.setattr(disk, "sha256", unreadable)
     Check([folder]).require()
     assert folder.is_dir()
 

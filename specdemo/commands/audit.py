@@ -12,15 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import PromptOptions
-from specdemo.commands.shared import (
-    answer_options,
-    check_output,
-    load_pair,
-    options_of,
-    sectioned,
-    write_file,
-    write_report,
-)
+from specdemo.commands import shared
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.terminal import Progress, Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
@@ -72,9 +64,9 @@ class AuditOptions(PromptOptions):
         return cases[: max(self.limit or 0, len(prompts))]
 
 
-@sectioned()
-@options_of(AuditOptions, "options", variables=False)
-@answer_options
+@shared.sectioned()
+@shared.options_of(AuditOptions, "options", variables=False)
+@shared.answer_options
 def audit(
     options: AuditOptions,
     threads: int | None,
@@ -82,7 +74,7 @@ def audit(
     choice: ModelChoice,
     settings: Settings,
 ) -> None:
-    check_output(options.html, "--html")
+    shared.check_output(options.html, "--html")
     from specdemo.audit import auditor
     from specdemo.audit.properties import MAX_TOP_K, Plan
     from specdemo.audit.report_page import versions
@@ -109,7 +101,7 @@ def audit(
             from specdemo.pairs.registry import OWN
             from specdemo.runs.session import Session
 
-            loaded = load_pair(choice)
+            loaded = shared.load_pair(choice)
             session = stack.enter_context(Session(loaded, threads=threads))
             loaded.check.require()
             report.pair = info = session.info
@@ -120,11 +112,11 @@ def audit(
         for progress in auditor.audit(engines, plan, report, pair):
             bar(Progress(printable(progress.text), progress.done, progress.total))
             if file:
-                write_file(as_json(report), str(file))
+                shared.write_file(as_json(report), str(file))
     report.versions = versions()  # with those imported since
-    write_report(report, json_file, _tables(report))
+    shared.write_report(report, json_file, _tables(report))
     if options.html:
-        write_file(auditor.page(report), options.html)
+        shared.write_file(auditor.page(report), options.html)
     if any(row.failures for row in report.rows if row.engine in OURS):
         raise RequestFailed("Speculative decoding changes the output.")
 

@@ -23,16 +23,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import PromptOptions, read_prompts, spread
-from specdemo.commands.shared import (
-    answer_options,
-    check_output,
-    json_option,
-    load_pair,
-    options_of,
-    sectioned,
-    write_file,
-    write_report,
-)
+from specdemo.commands import shared
 from specdemo.errors import RequestFailed
 from specdemo.host.server_process import started
 from specdemo.host.terminal import Progress, printable, progress_bar, show
@@ -67,9 +58,9 @@ class BenchSettings(Settings):
     )
 
 
-@sectioned()
-@options_of(BenchOptions, "options", variables=False)
-@partial(answer_options, kind=BenchSettings)
+@shared.sectioned()
+@shared.options_of(BenchOptions, "options", variables=False)
+@partial(shared.answer_options, kind=BenchSettings)
 def bench(
     options: BenchOptions,
     threads: int | None,
@@ -77,7 +68,7 @@ def bench(
     choice: ModelChoice,
     settings: BenchSettings,
 ) -> None:
-    check_output(options.html, "--html")
+    shared.check_output(options.html, "--html")
     from specdemo.audit.engines import peers_of
     from specdemo.bench import report
     from specdemo.runs.session import Session
@@ -86,7 +77,7 @@ def bench(
     usual = QUICK_TOKENS if options.quick else Settings().max_new_tokens
     lengths = settings.max_new_tokens or (usual,)
     longest = Settings(**asdict(settings) | {"max_new_tokens": max(lengths)})
-    loaded = load_pair(choice)
+    loaded = shared.load_pair(choice)
     with Session(loaded, threads=threads) as session, progress_bar() as bar:
         loaded.check.require()
         properties = session.target_properties(longest.numerics)
@@ -103,7 +94,7 @@ def bench(
             seconds=QUICK_SECONDS if options.quick else None,
             report=lambda step: bar(Progress(printable(f"{step.done}/{step.total} {step.text}"))),
         )
-    write_report(figures, json_file, dict(reversed(report.tables(figures).items())))
+    shared.write_report(figures, json_file, dict(reversed(report.tables(figures).items())))
     if not figures.rows:
         raise RequestFailed("None of the prompts could be run.")
     decision = figures.decision
@@ -112,7 +103,7 @@ def bench(
     if options.html:
         from specdemo.bench.charts import page
 
-        write_file(page(figures), options.html)
+        shared.write_file(page(figures), options.html)
 
 
 @click.command()
@@ -120,7 +111,7 @@ def bench(
 @click.option("--seconds", type=click.FloatRange(1, 600), default=30, help="Of each level.")
 @click.option("--pair", default="embedded", help="What the server loads.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 2000), default=100)
-@json_option
+@shared.json_option
 def load(
     visitors: int, seconds: float, pair: str, max_new_tokens: int, json_file: str | None
 ) -> None:
@@ -141,7 +132,8 @@ def load(
     gain = levels[8]["tokens_per_s"] / single if 8 in levels and single else None
     figures = {"one_at_a_time_tokens_per_s": single, "aggregate_gain": gain}
     rows = list(levels.values())
-    write_report({"levels": rows, **figures}, json_file, {"Load": rows, "Together": [figures]})
+    tables = {"Load": rows, "Together": [figures]}
+    shared.write_report({"levels": rows, **figures}, json_file, tables)
     if errors:
         raise RequestFailed(f"{len(errors)} questions failed, the first with: {errors[0]}")
 

@@ -24,14 +24,7 @@ from huggingface_hub import constants
 from specdemo.convert import ir
 from specdemo.convert.ir import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
-from specdemo.host.disk import (
-    cache_home,
-    file_size,
-    measured_folder,
-    replace_file,
-    require_space,
-    sha256,
-)
+from specdemo.host import disk
 from specdemo.host.hardware import require_memory
 from specdemo.host.terminal import Meter, Report, silent
 from specdemo.host.threads import in_background
@@ -100,13 +93,14 @@ def download(
         for file in listing.siblings:
             blob, part = _places(split(repo)[0], file)
             size += file.size
-            missing += 0 if file_size(blob) == file.size else file.size - file_size(part)
+            missing += 0 if disk.file_size(blob) == file.size else file.size - disk.file_size(part)
     names = " and ".join(repos)
+    downloading = f"Downloading {names}"
     if to_run:  # weights must fit into memory once, or each token would read them from disk
         require_memory(size + WORKING_BYTES, f"Running {names}")
     if missing:
-        require_space(Path(constants.HF_HUB_CACHE), missing + 50_000_000, f"Downloading {names}")
-    meter = Meter(report, f"Downloading {names}", size, size - missing)
+        disk.require_space(Path(constants.HF_HUB_CACHE), missing + 50_000_000, downloading)
+    meter = Meter(report, downloading, size, size - missing)
     return [_fetched(repo, listing, meter) for repo, listing in listings.items()]
 
 
@@ -240,10 +234,10 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
     blob, part = _places(name, file)
     part.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(part.with_suffix(".lock")):
-        if file_size(blob) == file.size:
+        if disk.file_size(blob) == file.size:
             return
         # A part that is too long can never become the file: it starts anew.
-        with open(part, "ab" if file_size(part) <= file.size else "wb") as output:
+        with open(part, "ab" if disk.file_size(part) <= file.size else "wb") as output:
             http_get(
                 hf_hub_url(name, file.rfilename, revision=commit),
                 output,
@@ -252,7 +246,7 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
                 expected_size=file.size,
                 tqdm_class=lambda **_: nullcontext(meter),
             )
-        digest = sha256(part) if file.lfs else git_hash(part.read_bytes())
+        digest = disk.sha256(part) if file.lfs else git_hash(part.read_bytes())
         if digest != blob.name:
             part.unlink()
             raise FetchError(
@@ -281,7 +275,7 @@ def put(scratch: Path, folder: Path) -> None:
     place of what was left there."""
     (scratch / ir.MANIFEST).unlink(missing_ok=True)
     files = [path for path in sorted(scratch.iterdir()) if path.is_file() and not path.is_symlink()]
-    hashes = {path.name: sha256(path) for path in files}
+    hashes = {path.name: disk.sha256(path) for path in files}
     (scratch / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
@@ -304,7 +298,7 @@ def damaged(folder: Path) -> list[str]:
 
 def _differs(path: Path, digest: str) -> bool:
     try:
-        return sha256(path) != digest
+        return disk.sha256(path) != digest
     except FileNotFoundError:
         return True
     except OSError:  # it cannot be read for a moment: the next start checks it again
@@ -333,7 +327,7 @@ def _known_hashes(folder: Path) -> dict[str, str]:
 
 
 def _written_here(folder: Path) -> bool:
-    return folder.parent.parent == cache_home()
+    return folder.parent.parent == disk.cache_home()
 
 
 class Check:
@@ -342,7 +336,7 @@ class Check:
 
     def __init__(self, folders: Sequence[Path] = ()):
         key = hashlib.sha256(repr(folders).encode()).hexdigest()[:16]
-        self._unfinished = measured_folder() / f"{key}.unfinished"
+        self._unfinished = disk.measured_folder() / f"{key}.unfinished"
         self._damage = in_background(lambda: list(filter(None, map(_discard_damaged, folders))))
 
     def require(self, seconds: float | None = None) -> None:
@@ -355,7 +349,7 @@ class Check:
             damage = self._damage.result(seconds)
         except TimeoutError:
             if seconds:
-                replace_file(self._unfinished, b"")
+                disk.replace_file(self._unfinished, b"")
             return
         if seconds is None:
             with suppress(OSError):

@@ -14,16 +14,7 @@ from openvino import opset13 as ops
 
 from ..faults import ModelError
 from ..messages import ModelSettings, Run
-from .graph import (
-    add_states,
-    embedding_of,
-    last_line,
-    limit_logits,
-    named_input,
-    page_attention,
-    read_decoder,
-    residual_stream,
-)
+from . import graph
 from .paged import PagedModel
 
 GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
@@ -44,14 +35,14 @@ class HeadGraphs(NamedTuple):
 def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:
     """The head in `xml`, with the embedding of the decoder `target` if it has none. Raises
     ModelError."""
-    model = read_decoder(core, xml)
+    model = graph.read_decoder(core, xml)
     try:
         if "input_ids" not in {port.any_name for port in model.inputs}:
-            _embed(model, read_decoder(core, target))
-        page_attention(model)
+            _embed(model, graph.read_decoder(core, target))
+        graph.page_attention(model)
         return _split(model)
     except RuntimeError as error:
-        raise ModelError(f"{xml.name} is no EAGLE-3 head: {last_line(error)}") from error
+        raise ModelError(f"{xml.name} is no EAGLE-3 head: {graph.last_line(error)}") from error
 
 
 class EagleHead(PagedModel):
@@ -93,8 +84,8 @@ class EagleHead(PagedModel):
 
 def _embed(model: ov.Model, target: ov.Model) -> None:
     vectors = model.input("inputs_embeds").node
-    tokens = named_input("input_ids", [-1, -1], ov.Type.i64)
-    table = embedding_of(target).input_value(0)
+    tokens = graph.named_input("input_ids", [-1, -1], ov.Type.i64)
+    table = graph.embedding_of(target).input_value(0)
     rows = ops.gather(table, ops.convert(tokens, "i32"), ops.constant(0))
     vectors.output(0).replace(ops.convert(rows, "f32").output(0))
     model.add_parameters([tokens])
@@ -126,7 +117,7 @@ def _split(model: ov.Model) -> HeadGraphs:
                 break
     width = node.get_output_partial_shape(0)[-1].get_length()
     states = node.get_input_partial_shape(1)[-1].get_length()
-    joined = named_input(JOINED, [-1, 1, width], ov.Type.f32)
+    joined = graph.named_input(JOINED, [-1, 1, width], ov.Type.f32)
     for port in node.output(0).get_target_inputs():
         port.replace_source_output(joined.output(0))
     before = ov.Model([ops.result(node.output(0))], [source], "joined_states")
@@ -138,7 +129,7 @@ def _split(model: ov.Model) -> HeadGraphs:
         state = named[0].node.input_value(0).get_node()
         model.remove_result(named[0].node)
     else:
-        state = residual_stream(model, ov.Dimension(width))[-1]
-    limit_logits(model)
-    add_states(model, [state])
+        state = graph.residual_stream(model, ov.Dimension(width))[-1]
+    graph.limit_logits(model)
+    graph.add_states(model, [state])
     return HeadGraphs(before, model, tokens, states, width)
