@@ -68,9 +68,8 @@ class ReferenceHead:
         query, key, value = (
             self.linear(f"self_attn.{one}_proj", x).reshape(len(g), -1, self.width) for one in "qkv"
         )
-        query, key = (
-            self.rotated(self.head_norm(one, x), positions) for one, x in (("q", query), ("k", key))
-        )
+        both = self.head_norm("q", query), self.head_norm("k", key)
+        query, key = (self.rotated(x, positions) for x in both)
         past = Past(np.concatenate([past.keys, key]), np.concatenate([past.values, value]))
         shared = query.shape[1] // key.shape[1]
         keys, values = (np.repeat(one, shared, 1) for one in past)

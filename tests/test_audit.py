@@ -71,9 +71,8 @@ def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_flo
     exact = {(token,): share for token, share in enumerate(rng.dirichlet(np.ones(16)).tolist())}
 
     def drawn() -> Counter:
-        return Counter(
-            dict(zip(exact, rng.multinomial(2000, [*exact.values()]).tolist(), strict=True))
-        )
+        counts = rng.multinomial(2000, [*exact.values()]).tolist()
+        return Counter(dict(zip(exact, counts, strict=True)))
 
     for test in (
         lambda: chi_square.chi_square([drawn()], exact),
@@ -230,9 +229,8 @@ def test_a_property_that_an_engine_does_not_offer_is_no_failure():
 
 
 def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():
-    result = result_of(
-        "greedy", Rounding("rounds", lambda tokens, _: [*tokens[:3], "x", *tokens[4:]])
-    )
+    rounding = Rounding("rounds", lambda tokens, _: [*tokens[:3], "x", *tokens[4:]])
+    result = result_of("greedy", rounding)
     assert result.failures == len(PLAN.prompts)
     assert "rounding" in result.note and "wrong rule" in result.note
     example = result.counterexample
@@ -263,10 +261,8 @@ class Recording(ToyEngine):
 def test_the_context_is_filled_to_its_last_token():
     engine = Recording()
     assert result_of("context", engine).result == "pass"
-    lengths = [
-        engine.prompt_tokens(prompt) + settings.max_new_tokens
-        for prompt, settings, _ in engine.requests
-    ]
+    asked = ((prompt, settings.max_new_tokens) for prompt, settings, _ in engine.requests)
+    lengths = [engine.prompt_tokens(prompt) + limit for prompt, limit in asked]
     assert lengths == [200, 200]
 
 
@@ -355,9 +351,8 @@ def test_our_server_passes_beside_an_undrafted_one(session, tiny_llama_pair, tmp
         urls = ["--server", speculative.url, "--server-baseline", f"{baseline.url}/v1/"]
         assert cli.main(["audit", *urls, "--server-seed", *limits, *files]) == 0
     [row] = json.loads(json_file.read_text())["rows"]
-    assert {name: cell["result"] for name, cell in row["cells"].items()} == dict.fromkeys(
-        tested, "pass"
-    )
+    results = {name: cell["result"] for name, cell in row["cells"].items()}
+    assert results == dict.fromkeys(tested, "pass")
     assert "lossless in all 6 tests" in html_file.read_text()
 
 

@@ -252,11 +252,8 @@ def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browse
     with page_server(place.service, place.menu, place.download) as url:
         page.goto(url)
         page.wait_for_function("window.specdemo?.race?.run")
-        for button, then in {
-            "Pause": "Paused",
-            "Resume": "is here",
-            "Use it now": "answers from now on",
-        }.items():
+        thens = {"Pause": "Paused", "Resume": "is here", "Use it now": "answers from now on"}
+        for button, then in thens.items():
             page.get_by_role("button", name=button, exact=True).click()
             place.hub.bytes_per_second = 0
             playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=60_000)

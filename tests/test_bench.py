@@ -19,7 +19,7 @@ from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import BenchReport, bench, summary_of, tables
+from specdemo.bench.report import WAYS, BenchReport, bench, summary_of, tables
 from specdemo.commands import shared
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
@@ -79,10 +79,8 @@ def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(r
 
 
 def test_speedups_are_total_time_over_total_time():
-    figures = [
-        Summary(decoded=1, decode_seconds=s, baseline_decoded=1, baseline_decode_seconds=4.0)
-        for s in (1.0, 3.0)
-    ]
+    common = {"decoded": 1, "baseline_decoded": 1, "baseline_decode_seconds": 4.0}
+    figures = [Summary(decode_seconds=seconds, **common) for seconds in (1.0, 3.0)]
     counts = {"prompt": PROMPTS[0], "identical": True, "pair": PairedRuns(1.0)}
     measured = [SimpleNamespace(figures=f, **counts) for f in figures]
     summary = summary_of(measured)
@@ -231,10 +229,8 @@ def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_p
     path = tmp_path / "prompts.jsonl"
     lines = line(id=82, reference="x"), "", line(id="b", instruction="日本\u2028語")
     path.write_text("\n".join(lines), encoding="utf-8")
-    assert read_prompts(path) == (
-        BenchPrompt("82", "qa", "Why?"),
-        BenchPrompt("b", "qa", "日本\u2028語"),
-    )
+    texts = {"82": "Why?", "b": "日本\u2028語"}
+    assert read_prompts(path) == tuple(BenchPrompt(id, "qa", text) for id, text in texts.items())
 
 
 @pytest.mark.parametrize(
@@ -379,9 +375,7 @@ def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
     assert [row["max_new_tokens"] for row in several.lengths] == [3, 6]
     for number, length in enumerate(several.lengths):
         first, second = several.rows[number::2]
-        baseline, ours = (
-            first[f"{way}_s"] + second[f"{way}_s"] for way in ("autoregressive", "speculative")
-        )
+        baseline, ours = (first[f"{way}_s"] + second[f"{way}_s"] for way in WAYS)
         assert length["speculative_s"] == pytest.approx(ours / 2)
         assert length["speedup"] == pytest.approx(baseline / ours) and length["identical"]
     assert tables(several)["Answer lengths"][1]["answers"] == 2

@@ -184,26 +184,24 @@ def test_logits_are_those_of_torch_in_any_forward_and_answers_those_without_a_dr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "own", "whole"),
+    ("family", "own"),
     [
-        ("llama", LLAMA3, True),
-        ("qwen2", {"num_key_value_heads": 4}, True),
-        ("qwen3", {"head_dim": 64}, True),
-        ("phi3", {}, True),
-        ("smollm3", TIED | {"no_rope_layers": [0, 1, 1, 0]}, True),
-        ("granite", {}, True),
-        ("olmo2", {}, True),
-        ("phi3", tiny_gguf.LONG, True),  # turns a part of each head
-        ("gemma3", {}, True),  # attends to a window
-        ("gptneox", {"rotary_pct": 1.0}, True),
-        ("gptneox", {}, True),
-        ("gpt2", {}, True),
+        ("llama", LLAMA3),
+        ("qwen2", {"num_key_value_heads": 4}),
+        ("qwen3", {"head_dim": 64}),
+        ("phi3", {}),
+        ("smollm3", TIED | {"no_rope_layers": [0, 1, 1, 0]}),
+        ("granite", {}),
+        ("olmo2", {}),
+        ("phi3", tiny_gguf.LONG),  # turns a part of each head
+        ("gemma3", {}),  # attends to a window
+        ("gptneox", {"rotary_pct": 1.0}),
+        ("gptneox", {}),
+        ("gpt2", {}),
     ],
     ids=str,
 )
-def test_kernels_compute_decoders_of_many_families_as_one_node(
-    tmp_path, monkeypatch, family, own, whole
-):
+def test_kernels_compute_decoders_of_many_families_as_one_node(tmp_path, monkeypatch, family, own):
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(kernels, "vnni", str)  # with it the plugin computes what is not whole
     model = tiny_gguf.torch_model(family, **own)
@@ -212,7 +210,7 @@ def test_kernels_compute_decoders_of_many_families_as_one_node(
     round_weights(model, four=False)
     expected = torch_logits(model)
     paged = PagedModel(xml, ModelSettings(properties=OWN))
-    assert bool(paged.attention) == whole
+    assert paged.attention
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()  # activations have 8 bits
     require_equal_bits(paged)
@@ -236,9 +234,8 @@ def test_an_interrupt_of_compiling_stays_one(tiny_home, monkeypatch):
     """OpenVINO makes an error of it, for which a draft would be compiled in another way."""
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(kernels, "vnni", str)
-    monkeypatch.setattr(
-        kernels.FusedSegment, "clone_with_new_inputs", Mock(side_effect=KeyboardInterrupt)
-    )
+    interrupt = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(kernels.FusedSegment, "clone_with_new_inputs", interrupt)
     xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
     with pytest.raises(KeyboardInterrupt):
         PagedModel(xml, ModelSettings(properties=OWN))
@@ -325,16 +322,14 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     monkeypatch.setattr("specdemo.convert.exporting.memory_bytes", lambda: memory)
     export(tiny_file, tmp_path / "ir", "auto")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
-    kinds = [
-        node.get_element_type() for node in model.get_ops() if node.get_type_name() == "Constant"
-    ]
-    assert ov.Type.i8 in kinds and (ov.Type.i4 in kinds) == four
+    constants = (node for node in model.get_ops() if node.get_type_name() == "Constant")
+    kinds = {node.get_element_type().to_string() for node in constants}
+    assert "i8" in kinds and ("i4" in kinds) == four
 
 
 def test_the_command_exports_a_file(tiny_file, tmp_path, capsys):
-    assert (
-        cli.main(["export", str(tiny_file), str(tmp_path / "out"), "--weight-format", "int4"]) == 0
-    )
+    arguments = ["export", str(tiny_file), str(tmp_path / "out")]
+    assert cli.main([*arguments, "--weight-format", "int4"]) == 0
     assert "holds the IR of tiny-Q8_0 (int4)" in capsys.readouterr().out
     assert paged_logits(opened(tmp_path / "out" / ir.MODEL), IDS).shape[-1] > 256
     assert cli.main(["export", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
@@ -344,9 +339,8 @@ def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
     parts = sorted(tmp_path.glob("*.gguf"))
-    assert [path.name for path in parts] == [
-        f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)
-    ]
+    names = [f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    assert [path.name for path in parts] == names
     export(tiny_file, tmp_path / "whole", "int8")
     export(parts[1], tmp_path / "joined", "int8")
     for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
@@ -378,11 +372,8 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
 
 
 def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
-    words = [
-        word.replace("Ġ", "▁")
-        for word in tiny_gguf.vocabulary()[0]
-        if word.isascii() or "Ġ" in word
-    ]
+    known, _ = tiny_gguf.vocabulary()
+    words = [word.replace("Ġ", "▁") for word in known if word.isascii() or "Ġ" in word]
     words = [word for word in words if word not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
@@ -836,11 +827,8 @@ def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(tiny_f
     for path in ("tiny.GGUF", "folder/tiny.gguf", "5f7c"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         shutil.copyfile(tiny_file, tmp_path / path)
-    for given, path in (
-        ("tiny.GGUF", "tiny.GGUF"),
-        ("folder", "folder/tiny.gguf"),
-        ("5f7c", "5f7c"),
-    ):
+    paths = {"tiny.GGUF": "tiny.GGUF", "folder": "folder/tiny.gguf", "5f7c": "5f7c"}
+    for given, path in paths.items():
         source = sources.source_of(str(tmp_path / given), "model", "int8")
         assert (source.repo, source.name) == (str(tmp_path / path), Path(path).stem)
     (tmp_path / "other.gguf").touch()
@@ -862,9 +850,8 @@ def test_a_file_that_is_no_model_is_called_what_it_is(tiny_file, kind, words):
 
 
 def test_a_gguf_file_of_a_repository_is_named_by_its_kind_or_by_a_part():
-    assert (
-        sources.source_of("Qwen/Some-GGUF:Q4_K_M", "model", "int4").name == "Qwen/Some-GGUF:Q4_K_M"
-    )
+    name = "Qwen/Some-GGUF:Q4_K_M"
+    assert sources.source_of(name, "model", "int4").name == name
     names = ["a-q4_k_m.gguf", "a-q8_0-00001-of-00002.gguf", "a-q8_0-00002-of-00002.gguf", "x.json"]
     assert hub._choose(names, "o/n:Q4_K_M") == ["a-q4_k_m.gguf"]
     assert hub._choose(names, "o/n:q8_0") == names[1:3]

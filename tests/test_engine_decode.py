@@ -90,9 +90,8 @@ def test_output_is_autoregressive_decodings_to_the_token(kind, seed, sampling, p
     sampling = dataclasses.replace(sampling, seed=seed, **penalties)
     table, length = table_of(seed), data.draw(st.none() | st.integers(1, 9))
     most, context = data.draw(st.integers(1, 25)), data.draw(st.integers(4, 30))
-    limits = decode.Limits(
-        most, context, frozenset(data.draw(st.sets(st.integers(0, 8), max_size=3)))
-    )
+    stops = frozenset(data.draw(st.sets(st.integers(0, 8), max_size=3)))
+    limits = decode.Limits(most, context, stops)
     languages = [None, None]
     if data.draw(st.booleans(), "constrained"):
         languages = [toy.Language(seed, VOCABULARY, limits.stop_ids) for _ in range(2)]
@@ -157,9 +156,8 @@ def test_a_rejection_keeps_the_drafts_likeliest_tokens_with_both_probabilities(k
     known = {"model": np.arange(VOCABULARY), "head": model.token_ids, "lookup": []}[kind]
     model = model if kind == "head" else toy.ToyModel(model.table)
     drafter = toy.drafter(kind, Policy(fixed=3), sampling, PROMPT, model=model)
-    rounds, _, _ = run(
-        table, drafter=drafter, draft=model, limits=decode.Limits(80, 100), sampling=sampling
-    )
+    limits = decode.Limits(80, 100)
+    rounds, _, _ = run(table, drafter=drafter, draft=model, limits=limits, sampling=sampling)
     last, kept = PROMPT[-1], []
     for round_ in rounds:
         *accepted, _ = last, *(token.id for token in round_.tokens)

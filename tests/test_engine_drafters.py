@@ -272,9 +272,8 @@ def test_it_is_not_asked_where_it_does_not_pay(translated_pair):
         session.prepare()
         for seconds, drafted in ((1.0, False), (1e-7, True)):
             session.engine.draft.runner.costs.learn({1: seconds, 16: seconds})
-            *_, trace = session.ask(
-                Question(PROMPT, dataclasses.replace(WANTED, draft_tokens=None))
-            )
+            adaptive = dataclasses.replace(WANTED, draft_tokens=None)
+            *_, trace = session.ask(Question(PROMPT, adaptive))
             assert any(round_.drafted for round_ in trace.rounds) == drafted
 
 

@@ -211,12 +211,9 @@ def test_a_busy_start_is_used_not_kept_and_measured_again(tiny_llama_pair, tmp_p
     ],
 )
 def test_a_forward_counts_if_its_threads_ran(monkeypatch, seconds, used, preempted, disturbed):
-    for name, ends in {
-        "perf_counter": [0.0, seconds],
-        "process_time": [0.0, used],
-        "_preempted": [0, preempted],
-    }.items():
-        monkeypatch.setattr(cost_measurement, name, iter(ends).__next__)
+    ends = {"perf_counter": seconds, "process_time": used, "_preempted": preempted}
+    for name, end in ends.items():
+        monkeypatch.setattr(cost_measurement, name, iter([0, end]).__next__)
     assert cost_measurement._timed(lambda size: None, 1, 2) == (disturbed, seconds)
 
 
@@ -431,9 +428,8 @@ def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, kin
     active = GATES[gate][0](ops.matmul(state, nodes["gate"], False, True))
     inner = ops.multiply(active, ops.matmul(state, nodes["up"], False, True))
     out = ops.add(ops.add(ops.matmul(inner, nodes["down"], False, True), bias), stream)
-    compiled = in_kernels(
-        [ops.matmul(out, nodes["next"], False, True), ops.abs(stream)], [x, attended]
-    )
+    made = ops.matmul(out, nodes["next"], False, True), ops.abs(stream)
+    compiled = in_kernels(made, [x, attended])
     assert segments_in(compiled) == 1
     given = rng.standard_normal((2, max(ROWS), 1, 64), np.float32) * [[[[30]]], [[[1]]]]
     given = given.astype(np.float32)
@@ -441,9 +437,8 @@ def test_a_layer_is_one_segment_with_its_norm_gate_bias_and_sums(code, gate, kin
     for rows in ROWS:
         results = [y[:, 0] for y in compiled([*given[:, :rows]]).values()]
         first = first or [result[0] for result in results]
-        assert all(
-            np.array_equal(result[0], one) for result, one in zip(results, first, strict=True)
-        )
+        pairs = zip(results, first, strict=True)
+        assert all(np.array_equal(result[0], one) for result, one in pairs)
     stream = given[0, :, 0] + given[1, :, 0] / 2
     assert np.array_equal(results[1], np.abs(stream))
     middle = stream.mean(1, keepdims=True, dtype=float) if kind == "variance" else 0.0
@@ -528,10 +523,8 @@ def test_a_part_that_is_all_of_a_head_is_turned(code):
     out = ops.matmul(ops.reshape(turned, [0, 1, 64], True), last, False, True)
     compiled = in_kernels([out], [x, *angles])
     assert segments_in(compiled) == 1
-    given, cosines, sines = (
-        rng.standard_normal(shape, np.float32)
-        for shape in ((5, 1, 64), (5, 1, 1, 32), (5, 1, 1, 32))
-    )
+    shapes = (5, 1, 64), (5, 1, 1, 32), (5, 1, 1, 32)
+    given, cosines, sines = (rng.standard_normal(shape, np.float32) for shape in shapes)
     heads = (given[:, 0] @ before.T).reshape(5, 2, 32)
     swapped = np.concatenate([-heads[:, :, 16:], heads[:, :, :16]], 2)
     exact = (heads * cosines[:, 0] + swapped * sines[:, 0]).reshape(5, 64) @ after.T

@@ -169,14 +169,12 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
     rng = np.random.default_rng(3)
     tables = target, draft = toy.random_table(rng), toy.random_table(rng)
     sampling = Sampling(temperature=1.0, coupling="maximal")
-    output = enumerate_output(
-        target, draft, sampling, "model", monkeypatch, length=1, result=second
-    )
+    known = target, draft, sampling, "model", monkeypatch
+    output = enumerate_output(*known, length=1, result=second)
     for first in range(len(target)):
         q, p = (distribution(table[first], sampling) for table in tables)
-        overlap = sum(
-            min(p.probability(token), q.probability(token)) for token in range(len(draft))
-        )
+        tokens = range(len(draft))
+        overlap = sum(min(p.probability(token), q.probability(token)) for token in tokens)
         assert output[first, 1] / (output[first, 0] + output[first, 1]) == pytest.approx(overlap)
 
 

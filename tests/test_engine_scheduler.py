@@ -34,9 +34,8 @@ def scheduler(request):
         yield made
 
 
-one_at_a_time = pytest.mark.parametrize(
-    "scheduler", [{"max_active": 1, "queued": 2}], indirect=True
-)
+ONE = {"max_active": 1, "queued": 2}
+one_at_a_time = pytest.mark.parametrize("scheduler", [ONE], indirect=True)
 
 
 @pytest.fixture

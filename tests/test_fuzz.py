@@ -182,9 +182,8 @@ def checkpoint_folder() -> tuple[tempfile.TemporaryDirectory, dict[str, dict]]:
 
 
 NUMBERS = [0, -1, 10**7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")]
-WRONG = (
-    st.sampled_from([*NUMBERS, "x", "8", True, None, [], {}, ["llama"], [1, 2], "deleted"]) | JSON
-)
+ODD = [*NUMBERS, "x", "8", True, None, [], {}, ["llama"], [1, 2], "deleted"]
+WRONG = st.sampled_from(ODD) | JSON
 
 
 def changed(base: dict, changes: list[tuple[int, object]]) -> dict:
@@ -288,10 +287,8 @@ def write_gguf(path: Path, metadata: dict) -> None:
         for name, value in metadata.items()
     ]
     tensors = {"token_embd.weight": 4, "blk.0.attn_q.weight": 32}
-    infos = [
-        packed(name, str) + struct.pack("<IQQIQ", 2, 32, rows, 0, 0)
-        for name, rows in tensors.items()
-    ]
+    packs = {name: struct.pack("<IQQIQ", 2, 32, rows, 0, 0) for name, rows in tensors.items()}
+    infos = [packed(name, str) + info for name, info in packs.items()]
     counts = struct.pack("<IQQ", 3, len(infos), len(fields))
     path.write_bytes(b"GGUF" + counts + b"".join(fields + infos) + bytes(8000))
 

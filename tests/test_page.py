@@ -82,9 +82,8 @@ class Tab:
     def unfold(self, accordion: str) -> None:
         """Opens an accordion; waits for the next frame, when Gradio sets its inputs once more."""
         self.page.get_by_role("button", name=accordion).click()
-        self.page.evaluate(
-            "() => new Promise(ask => requestAnimationFrame(() => requestAnimationFrame(ask)))"
-        )
+        twice = "requestAnimationFrame(() => requestAnimationFrame(ask))"
+        self.page.evaluate(f"() => new Promise(ask => {twice})")
 
     def run(self) -> None:
         self.before = self.page.evaluate("window.specdemo.race.run")
@@ -405,10 +404,7 @@ def test_a_link_restores_every_setting_and_the_result_in_a_fresh_browser(browser
 def test_the_schema_of_an_example_goes_with_its_question_and_a_visitors_own_stays(open_tab, url):
     tab = open_tab(url)
     question, example = tab.page.locator("#sd-question textarea"), "As JSON: a novel of the sea"
-    for leave in (
-        lambda: question.press_sequentially("?"),
-        lambda: tab.press("Describe a storm at sea"),
-    ):
+    for leave in (lambda: question.press_sequentially("?"), lambda: tab.press(DOES_NOT_PAY)):
         tab.press(example)
         tab.wait_for_link("json_schema", json.dumps(BOOK))
         leave()
@@ -433,9 +429,8 @@ def test_a_link_with_a_question_offers_its_race_and_shows_no_other(open_tab, url
     tab.run()
     expect(card).to_contain_text("Racing")
     # What would take the place of the live answer waits for its end.
-    assert tab.page.evaluate(
-        "['.sd-visits', '.sd-file'].every(name => document.querySelector(name).inert)"
-    )
+    inert = "every(name => document.querySelector(name).inert)"
+    assert tab.page.evaluate(f"['.sd-visits', '.sd-file'].{inert}")
     open_run(tab.page, made_up().to_json())
     session.resume()
     assert tab.finished()["instruction"] == question
@@ -774,10 +769,8 @@ def id_of(text: str) -> int:
 def drafted(**target: float | None):
     """Draft tokens by text with the target's probability: accepted with 0.5, rejected with less,
     None for one that was not examined."""
-    return tuple(
-        DraftToken(id_of(text), 0.5, share, share == 0.5, "head", f" {text}")
-        for text, share in target.items()
-    )
+    tokens = ((id_of(text), text, share) for text, share in target.items())
+    return tuple(DraftToken(id, 0.5, q, q == 0.5, "head", f" {text}") for id, text, q in tokens)
 
 
 def made_up():
@@ -862,9 +855,8 @@ def test_each_step_draws_guesses_in_grey_and_then_the_verdict_on_them(page):
 
 def test_nothing_is_replayed_beside_models(page):
     page.evaluate("window.specdemo.race.motion.speed = 'slow'")
-    pressed = (
-        "() => document.querySelector('.sd-play').click() ?? window.specdemo.race.motion.playing"
-    )
+    playing = "window.specdemo.race.motion.playing"
+    pressed = f"() => document.querySelector('.sd-play').click() ?? {playing}"
     page.evaluate("window.specdemo.receive({ phase: 'drafts', note: 'Races with each drafter' })")
     assert not page.evaluate(pressed)
     page.evaluate("window.specdemo.receive({ phase: 'error', note: 'Stopped.' })")
@@ -953,12 +945,10 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.evaluate("window.specdemo.race.motion.goTo(2)")
     place = "document.querySelector('.sd-playhead').getBoundingClientRect().x"
     before = page.evaluate(place)
-    page.evaluate(
-        "window.specdemo.race.overlay(1, [{ name: 'slow', times: [0, 2], tokens: [1, 8] }])"
-    )
+    curve = "window.specdemo.race.overlay(name, [{ name, times: [0, 2], tokens: [1, 8] }])"
+    page.evaluate(f"name => {{ {curve} }}", "slow")
     page.wait_for_function(f"{place} < {before} - 50")
     name = "<a href='//x.example'>b</a> &lt;"
-    curve = "window.specdemo.race.overlay(2, [{ name, times: [0, 2], tokens: [1, 8] }])"
     page.evaluate(f"name => {{ {curve} }}", name)
     expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
     expect(page.locator(".sd-chart a")).to_have_count(0)

@@ -79,9 +79,8 @@ def tiny_pair(tiny, monkeypatch) -> Pair:
 def test_the_draft_is_what_is_named_here_or_fastest(here, winner, drafts_here, change, used):
     here |= set(drafts_here)
     if winner:
-        rows = [
-            DraftResult(draft, speed, 1, 0.5, 0.2, 0) for draft, speed in ((winner, 2), ("x", 1))
-        ]
+        speeds = {winner: 2, "x": 1}
+        rows = [DraftResult(draft, speed, 1, 0.5, 0.2, 0) for draft, speed in speeds.items()]
         measured.write("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     pair = replace(DOLLY, choice=replace(CHOICE, **change))
     if name := change.get("assistant_model"):

@@ -96,13 +96,8 @@ def test_a_server_answers_to_its_own_names_and_to_addresses_only(monkeypatch, ho
 
 
 FRIENDS = ["http://localhost:8000", "https://friend.example", "https://demo.example"]
-STRANGERS = [
-    "http://localhost:9000",
-    "http://127.0.0.1:1",
-    "http://evil.example",
-    "http://192.0.2.7:8000",
-    "null",
-]
+OTHERS = "localhost:9000 127.0.0.1:1 evil.example 192.0.2.7:8000".split()
+STRANGERS = ["null", *map("http://{}".format, OTHERS)]
 
 
 @pytest.mark.parametrize("origin", FRIENDS + STRANGERS)
@@ -624,21 +619,16 @@ def test_a_link_to_the_page_is_shown_with_its_own_card(page):
 
 def test_the_page_of_a_link_has_its_inputs_from_the_first_moment_and_no_other_page_has(page):
     def inputs(query: dict[str, str]) -> dict[str, object]:
-        config = re.search(
-            r"window.gradio_config = (.*?);</script>", httpx.get(page, params=query).text
-        )
+        text = httpx.get(page, params=query).text
+        config = re.search(r"window.gradio_config = (.*?);</script>", text)
         parts = [part["props"] for part in json.loads(config[1])["components"]]
-        return {
-            part["elem_id"]: part["value"] for part in parts if {"elem_id", "value"} <= part.keys()
-        }
+        known = (part for part in parts if {"elem_id", "value"} <= part.keys())
+        return {part["elem_id"]: part["value"] for part in known}
 
     usual = inputs({})
     asked = {"question": "</script><head>Why?" * 400, "temperature": "0.5", "draft_tokens": "3"}
-    shown = usual | {
-        "sd-question": asked["question"],
-        "sd-temperature": 0.5,
-        "sd-draft_tokens": "3",
-    }
+    shown = usual | {"sd-question": asked["question"]}
+    shown |= {"sd-temperature": 0.5, "sd-draft_tokens": "3"}
     assert inputs({**asked, "seed": "x", "device": "GPU", "other": "1"}) == shown != usual
     assert inputs({}) == usual
 

@@ -213,11 +213,8 @@ def test_several_answers_are_those_of_single_requests(session):
     with served(session) as server:
         complete = partial(client_of(server).completions.create, **how)
         together = complete(prompt=both, n=2, seed=3).choices
-        alone = [
-            complete(prompt=prompt, seed=seed).choices[0].text
-            for prompt, seed in product(both, (3, 4))
-        ]
-    assert [choice.text for choice in together] == alone
+        alone = [complete(prompt=text, seed=seed).choices[0] for text in both for seed in (3, 4)]
+    assert [choice.text for choice in together] == [choice.text for choice in alone]
 
 
 # Log-probabilities and echoes
@@ -277,9 +274,8 @@ def test_a_long_echo_is_written_by_another_thread_in_a_stream_too(complete, monk
 
 def test_of_a_long_list_one_item_is_made_at_a_time():
     made = []
-    pieces = openai_api.json_list(
-        made.append(number) or [number, float("nan")] for number in (1, 2)
-    )
+    items = (made.append(number) or [number, float("nan")] for number in (1, 2))
+    pieces = openai_api.json_list(items)
     assert next(pieces) == b"[[1,null]" and made == [1]
     assert b"".join(pieces) == b",[2,null]]"
 

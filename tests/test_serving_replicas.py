@@ -60,9 +60,8 @@ class Handle:
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
         figures = {"metrics": Metrics().text(), "model": {"id": "t"}}
-        self.reports = [
-            {"replica": f"r{number}", "in_flight": number, **figures} for number in range(replicas)
-        ]
+        own = ({"replica": f"r{number}", "in_flight": number} for number in range(replicas))
+        self.reports = [report | figures for report in own]
         self.answer = self
         self.backend = ray.ReplicaBackend(self)
 

@@ -153,11 +153,8 @@ def test_a_user_without_a_home_has_the_folder_that_a_variable_names(monkeypatch,
         monkeypatch.delenv(name, raising=False)
     assert "FetchError: There is no home folder" in python("-c", HOMELESS).stderr
     own = {"SPECDEMO_HOME": "own"}
-    for named, folder in (
-        ({"HF_HOME": ""}, "specdemo"),
-        (own, "own"),
-        (own | {"HF_HOME": ""}, "own"),
-    ):
+    unset = {"HF_HOME": ""}
+    for named, folder in ((unset, "specdemo"), (own, "own"), (own | unset, "own")):
         variables = {name: str(tmp_path / part) for name, part in named.items()}
         home, hubs = python("-c", HOMELESS, **variables).stdout.split()
         assert Path(home) == tmp_path / folder and tmp_path in Path(hubs).parents

@@ -51,9 +51,8 @@ def grammars(embedded_pair) -> Grammars:
 EXACT_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
     "integer", lambda _, value: type(value) in (int, Decimal) and value == int(value)
 )
-ExactValidator = jsonschema.validators.extend(
-    jsonschema.Draft202012Validator, type_checker=EXACT_TYPES
-)
+Draft = jsonschema.Draft202012Validator
+ExactValidator = jsonschema.validators.extend(Draft, type_checker=EXACT_TYPES)
 """Of numbers that were read as they are written."""
 
 
@@ -423,9 +422,7 @@ def test_an_answer_is_that_of_constrained_autoregressive_decoding(marked_session
         assert trace.token_ids == autoregressive.token_ids
         assert trace.finish_reason == "length" or is_valid(trace.text, schema)
         forced = [token for r in trace.rounds for token in r.drafted if token.source == "grammar"]
-        assert forced and all(
-            token.accepted or token.target_probability is None for token in forced
-        )
+        assert forced and all(t.accepted or t.target_probability is None for t in forced)
 
 
 def test_the_next_tokens_distribution_is_that_of_allowed_tokens(marked_session):

@@ -145,9 +145,8 @@ def test_prompts_are_those_of_transformers(tokenizer, reference):
                 )
             template = Template(family, jinja, tokens=TOKENS)
             try:
-                ids = template.render_chat(
-                    messages, tokenizer, tools, continue_final_message=continued
-                )
+                how = {"continue_final_message": continued}
+                ids = template.render_chat(messages, tokenizer, tools, **how)
             except BadInput as error:
                 left_out = "leaves out" in str(error)  # there transformers says nothing
                 assert left_out or wanted is None, (family, name, str(error))

@@ -256,9 +256,8 @@ def clients(marked_session) -> Iterator[dict[str, openai.OpenAI]]:
     with ExitStack() as stack:
         for name in (*FAMILIES, ""):
             template = Template(name, jinjas[name], tokens=tokens) if name else RAW
-            session = Mock(
-                ask=marked_session.ask, info=loaded.info, context_limit=loaded.context_limit
-            )
+            known = {"info": loaded.info, "context_limit": loaded.context_limit}
+            session = Mock(ask=marked_session.ask, **known)
             server = stack.enter_context(served(session, replace(loaded, template=template)))
             url = f"{server.url}/v1"
             clients[name] = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)

@@ -25,9 +25,8 @@ KINDS = ("neox", "bytes", "pieces")
 def write_pieces(folder: Path) -> None:
     """A vocabulary as SentencePiece makes them: a space before every text."""
     library = Library(BPE(byte_fallback=True, fuse_unk=True))
-    library.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    marks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    library.normalizer = normalizers.Sequence(marks)
     steps = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
     library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     library.pre_tokenizer = pre_tokenizers.Sequence(

@@ -31,11 +31,8 @@ def schemathesis(schema: str, *options: str) -> None:
     command += ["--max-time", SECONDS, "--max-examples", "1000000", "--request-timeout", "30"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[:5000] + done.stdout[-5000:] + done.stderr[-2000:]
-    print(
-        "\n".join(
-            re.findall(r"^ *(?:\d+ generated.*|\W*Generated .*|.*passed.*)$", done.stdout, re.M)
-        )
-    )
+    words = r"^ *(?:\d+ generated.*|\W*Generated .*|.*passed.*)$"
+    print("\n".join(re.findall(words, done.stdout, re.M)))
 
 
 def test_the_api_never_fails_on_what_it_is_sent(embedded_pair):
