@@ -88,14 +88,8 @@ def _plain(message: str) -> str:
 
 
 CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-TYPES = {
-    "model_attributes_type": "an object",
-    "model_type": "an object",
-    "dict_type": "an object",
-    "string_type": "a string",
-    "list_type": "a list",
-    "tuple_type": "a string or a list",
-}
+TYPES = dict.fromkeys(("model_attributes_type", "model_type", "dict_type"), "an object")
+TYPES |= {"string_type": "a string", "list_type": "a list", "tuple_type": "a string or a list"}
 
 
 def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadInput:

@@ -79,15 +79,9 @@ class RequestGuard:
 
     def middleware(self) -> list[Middleware]:
         """For a Starlette application. Of other origins only allowed ones may read answers."""
-        return [
-            Middleware(
-                CORSMiddleware,
-                allow_methods=["*"],
-                allow_origins=self.allow_origins,
-                allow_headers=["*"],
-            ),
-            Middleware(lambda app: partial(self._serve, app)),
-        ]
+        methods = headers = ["*"]
+        cors = Middleware(CORSMiddleware, self.allow_origins, methods, headers)
+        return [cors, Middleware(lambda app: partial(self._serve, app))]
 
     def needs_key(self, path: str) -> bool:
         return path not in ("/health", "/openapi.json")
