@@ -160,12 +160,9 @@ def write_conversations(
     have `settings.tokens` tokens. Gives all these conversations, by the file of their states.
     Raises ModelError."""
     folder.mkdir(exist_ok=True)
-    groups = {
-        path.with_suffix(".npy"): TypeAdapter(list[Conversation]).validate_python(
-            [json.loads(line) for line in path.open("rb")]
-        )
-        for path in sorted(folder.glob("*.jsonl"))
-    }
+    adapter, paths = TypeAdapter(Conversation), sorted(folder.glob("*.jsonl"))
+    read = {path: [adapter.validate_json(line) for line in path.open("rb")] for path in paths}
+    groups = {path.with_suffix(".npy"): group for path, group in read.items()}
     known = [conversation for group in groups.values() for conversation in group]
     count = sum(len(conversation.answer) for conversation in known)
     if count >= settings.tokens:
