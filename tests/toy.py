@@ -16,14 +16,7 @@ from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import Allowed
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
-from specdemo.engine.drafts.draft_sources import (
-    DraftSource,
-    EagleSource,
-    HeadSource,
-    LookupSource,
-    ModelSource,
-    TranslatedSource,
-)
+from specdemo.engine.drafts import draft_sources
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
 from specdemo.engine.drafts.model_drafters import ModelDrafter
 from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
@@ -253,18 +246,19 @@ class Permuted:
         return False
 
 
-def source(name: str, model: ToyModel | None = None) -> DraftSource:
+def source(name: str, model: ToyModel | None = None) -> draft_sources.DraftSource:
     """A source of draft tokens by the name of its drafters, or "translated"."""
     match name:
         case "lookup" | "prediction":
-            return LookupSource(predicted=name == "prediction")
+            return draft_sources.LookupSource(predicted=name == "prediction")
         case "head":
-            return HeadSource(model)
+            return draft_sources.HeadSource(model)
         case "eagle3":
-            return EagleSource(model)
+            return draft_sources.EagleSource(model)
         case "translated":
-            return TranslatedSource(model, 0, partial(Permuted, model.vocabulary_size))
-    return ModelSource(model)
+            translation = partial(Permuted, model.vocabulary_size)
+            return draft_sources.TranslatedSource(model, 0, translation)
+    return draft_sources.ModelSource(model)
 
 
 def drafter(
