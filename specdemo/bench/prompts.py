@@ -39,14 +39,13 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        place = f"--prompts {path} line {number}"
         try:
             prompt = adapter.validate_json(line)
         except ValidationError as error:
-            raise BadInput(
-                f"--prompts {path} line {number}: {wrong_parameter(error.errors())}"
-            ) from None
+            raise BadInput(f"{place}: {wrong_parameter(error.errors())}") from None
         if prompt.id in prompts:
-            raise BadInput(f"--prompts {path} line {number} repeats the id {prompt.id!r}.")
+            raise BadInput(f"{place} repeats the id {prompt.id!r}.")
         prompts[prompt.id] = prompt
     if not prompts:
         raise BadInput(f"--prompts {path} holds no prompts; a line has id, task and instruction.")

@@ -184,9 +184,8 @@ def gguf_parts(path: Path) -> list[Path]:
     for part in range(1, int(count) + 1):
         files.append(path.with_name(f"{stem}-{part:05}-of-{count}{suffix}"))
         if not files[-1].is_file():
-            raise BadInput(
-                f"{path.name} is one part of {int(count)}; {files[-1].name} is not beside it."
-            )
+            why = f"is one part of {int(count)}; {files[-1].name} is not beside it"
+            raise BadInput(f"{path.name} {why}.")
     return files
 
 

@@ -483,9 +483,8 @@ def from_json(text: str | bytes) -> Trace:
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
-        raise BadInput(
-            f"The file is not a trace of schema 1: {wrong_parameter(error.errors())}"
-        ) from None
+        why = wrong_parameter(error.errors())
+        raise BadInput(f"The file is not a trace of schema 1: {why}") from None
     stops = StopStrings(trace.settings.stop)
     for round_ in trace.rounds:
         round_.text = stops.push("".join(token.text for token in round_.tokens))
