@@ -3,11 +3,12 @@ where it happened."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 
 import pytest
@@ -356,6 +357,17 @@ def test_closing_ends_what_runs_and_refuses_what_comes(scheduler, endless):
     assert handle.stopped and holds_nothing(endless)
     with pytest.raises(Closed, match="closed"):
         submit(scheduler, endless)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_of_the_process_is_refused_and_the_process_goes_on(scheduler, shared):
+    if not (child := os.fork()):
+        with suppress(RequestFailed):
+            submit(scheduler, shared)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert collect([submit(scheduler, shared, (1, 1), 4)]) == [alone(0, (1, 1), 4)]
 
 
 # Failures

@@ -151,11 +151,13 @@ class Scheduler:
 
     def submit(self, request: Handle, *, first: bool = False) -> Handle:
         """Queue a request, with `first` before all that wait. Raises Busy when the queue is full
-        (not with `first`), and Closed."""
+        (not with `first`), Closed, and RequestFailed in a forked process."""
         request.waiting = self.waiting
         with self._wake:
             if self._closed:
                 raise Closed
+            if not self._thread.is_alive():  # a fork has the memory of a process, and no threads
+                raise RequestFailed("Another process loaded the models; load them in this one.")
             waiting = len(self._queue)
             if not first and waiting + len(self._active) >= self.max_active + self.queued:
                 raise Busy(f"{waiting} requests are waiting already; try again in a moment.")
