@@ -161,10 +161,12 @@ def test_a_place_for_output_is_checked_without_a_trace(tmp_path):
 
 def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     report, link = tmp_path / "report.json", tmp_path / "link.json"
+    report.touch(0o600)
     link.symlink_to(report)
     for text in ("old", "new"):
         shared.write_file(text, str(link))
         assert report.read_text("utf-8") == f"{text}\n"
+    assert report.stat().st_mode & 0o777 == 0o600
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patched:
         patched.setattr("pathlib.Path.write_bytes", Mock(side_effect=full))

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from inspect import get_annotations
@@ -211,6 +212,7 @@ def write_file(text: str, destination: str) -> None:
             try:
                 with replacing(Path(destination).resolve()) as made:
                     made.write_bytes(content)
+                    shutil.copymode(destination, made)
                 return
             except OSError as error:  # a folder of others, or a file that is mounted
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EBUSY):
