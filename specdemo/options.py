@@ -4,6 +4,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -72,6 +73,16 @@ def unusable(param: str, value: object, expected: str) -> InvalidOption:
     return InvalidOption("{} is {value}; {expected}.", param, value=shown(value), expected=expected)
 
 
+def text_of(path: str | Path, option: str) -> str:
+    """The text of the file that an `option` names. Raises BadInput."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read() or "\n"  # which is no JSON, while "" is no schema
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise BadInput(f"{option} {path} cannot be read: {reason}.") from None
+
+
 PLAIN = {
     "Value error, ": "",
     "a valid integer": "a whole number",
@@ -92,9 +103,11 @@ TYPES = dict.fromkeys(("model_attributes_type", "model_type", "dict_type"), "an 
 TYPES |= {"string_type": "a string", "list_type": "a list", "tuple_type": "a string or a list"}
 
 
-def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadInput:
+def wrong_parameter(
+    findings: Sequence[ErrorDetails], body: Any = None, whole: str = "The body"
+) -> BadInput:
     """The first of pydantic's `findings`, at its innermost place, as one sentence. It names all
-    kinds that a value of the JSON `body` may have."""
+    kinds that a value of the JSON `body` may have; `whole` names the value itself."""
     for finding in findings:
         if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
             return cause
@@ -102,7 +115,7 @@ def wrong_parameter(findings: Sequence[ErrorDetails], body: Any = None) -> BadIn
     place = max((other for other in places if other[:1] == places[0][:1]), key=len)
     here = [finding for finding, other in zip(findings, places, strict=True) if other == place]
     here = [finding for finding in here if not finding["type"].endswith("_type")] or here
-    kind, name = here[0]["type"], " ".join(".".join(place)[:100].split()) or "The body"
+    kind, name = here[0]["type"], " ".join(".".join(place)[:100].split()) or whole
     wanted = (
         TYPES.get(finding["type"]) or _plain(finding["msg"]).partition("Input should be ")[2]
         for finding in here

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.options import CONFIG, SPLIT, Whole, option, wrong_parameter
+from specdemo.options import CONFIG, SPLIT, Whole, option, text_of, wrong_parameter
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 WARM_UP = "Name three things that people take to the seaside."  # before anything is timed
@@ -29,11 +29,8 @@ class BenchPrompt:
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """The prompts of a JSONL file; blank lines are skipped and other keys ignored. Raises BadInput,
     which names the line, for an invalid prompt or a repeated id."""
-    try:
-        # Only newlines end a line: str.splitlines would split at separators that JSON may hold.
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--prompts {path} cannot be read: {error}.") from error
+    # Only newlines end a line: str.splitlines would split at separators that JSON may hold.
+    lines = text_of(path, "--prompts").split("\n")
     adapter = TypeAdapter(BenchPrompt)
     prompts: dict[str, BenchPrompt] = {}
     for number, line in enumerate(lines, start=1):
@@ -43,7 +40,8 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
         try:
             prompt = adapter.validate_json(line)
         except ValidationError as error:
-            raise BadInput(f"{place}: {wrong_parameter(error.errors())}") from None
+            reason = wrong_parameter(error.errors(), whole="the prompt")
+            raise BadInput(f"{place}: {reason}") from None
         if prompt.id in prompts:
             raise BadInput(f"{place} repeats the id {prompt.id!r}.")
         prompts[prompt.id] = prompt

@@ -144,7 +144,7 @@ def _variable(field: str) -> str:
 
 
 def _parse(kind: type, options: dict[str, Any]) -> Any:
-    from specdemo.options import parse
+    from specdemo.options import parse, text_of
 
     source = click.get_current_context().get_parameter_source
     variables = {name for name in options if source(name) is ParameterSource.ENVIRONMENT}
@@ -153,18 +153,9 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
         options |= dict.fromkeys(variables & {"pair", "model", "assistant_model"})
     for field in dataclasses.fields(kind):
         if "file" in field.metadata and options.get(field.name):
-            options[field.name] = _text_of(options[field.name], option_name(field.name))
+            options[field.name] = text_of(options[field.name], option_name(field.name))
     with naming(lambda name: _variable(name) if name in variables else option_name(name)):
         return parse(kind, {name: value for name, value in options.items() if value is not None})
-
-
-def _text_of(path: str, option: str) -> str:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read() or "\n"  # which is no JSON, while "" is no schema
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise BadInput(f"{option} {path} cannot be read: {reason}.") from None
 
 
 def chosen_pair(choice: ModelChoice) -> Pair:
