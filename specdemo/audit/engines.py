@@ -111,13 +111,13 @@ def messages(conversation: Conversation) -> list[Message]:
     return [Message(roles[turn % 2], text) for turn, text in enumerate(conversation)]
 
 
-def imported(name: str) -> AuditedEngine:
-    """The engine that MODULE:CLASS makes without arguments. Raises BadInput."""
+def imported(name: str) -> Callable[[], AuditedEngine]:
+    """The class MODULE:CLASS, which makes an engine without arguments. Raises BadInput."""
     try:
         make: Callable[[], AuditedEngine] = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"--peers {name} cannot be imported: {error}.") from error
-    return make()
+    return make
 
 
 ADAPTERS = {

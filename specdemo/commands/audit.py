@@ -133,11 +133,12 @@ def _engines(
     from specdemo.audit.own_engine import own_engines
     from specdemo.audit.properties import DRAFT_TOKENS
 
+    own = {name: imported(name) for name in options.peers or () if ":" in name}
     yield from own_engines(session, settings.drafter)
     properties = session.target_properties(settings.numerics)
     for name in options.peers or ():
-        if ":" in name:
-            yield imported(name)
+        if name in own:
+            yield own[name]()
             continue
         try:
             ways = list(peers_of(name, session.loaded, properties))
