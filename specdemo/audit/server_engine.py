@@ -98,7 +98,9 @@ class ServerEngine(AuditedEngine):
             reply = self._client.request(method, url, **options)
             if reply.status_code in REFUSED:
                 raise NotOffered(f"{url} refuses: {reply.text[:200]}")
-            return reply.raise_for_status().json()
+            if not reply.is_success:
+                raise RequestFailed(f"{url} failed: {reply.status_code} {reply.text[:200]}")
+            return reply.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RequestFailed(f"{url} failed: {error}"[:300]) from error
 
