@@ -438,6 +438,7 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(no_models,
         (["audit", "--top-k", "50"], "--top-k is 50"),
         (["audit", "--peers", "vllm"], "--peers"),
         (["audit", "--resume"], "--resume needs --json"),
+        (["audit", "--server-baseline", "http://localhost:8001"], "need --server"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(

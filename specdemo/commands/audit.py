@@ -84,6 +84,8 @@ def audit(
     file = None if json_file in (None, "-") else Path(json_file or "")
     if options.resume and not (file and file.is_file()):
         raise BadInput("--resume needs --json with the file of an earlier report.")
+    if not options.server and (options.server_baseline or options.server_seed):
+        raise BadInput("--server-baseline and --server-seed need --server beside them.")
     plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
     report = auditor.AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
     if options.resume and file:
