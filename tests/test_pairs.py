@@ -144,15 +144,16 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
 
 
 def test_tune_checks_every_draft_before_it_loads_one_and_keeps_nothing_of_a_failure(
-    tiny_pair, capsys, monkeypatch
+    tiny_pair, capsys, monkeypatch, tmp_path
 ):
     load = Mock(side_effect=RequestFailed("no models"))
     monkeypatch.setattr(tuning, "load_pair", load)
     assert cli.main(["tune", "tiny", "--assistant-model", "./nowhere"]) == 2
     assert "--assistant-model './nowhere' is no folder" in capsys.readouterr().err
     load.assert_not_called()
-    assert cli.main(["tune", "tiny"]) == 1
-    load.assert_called_once_with(ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name))
+    empty = str(tmp_path)  # a draft of one's own is loaded first
+    assert cli.main(["tune", "tiny", "--assistant-model", empty]) == 1
+    load.assert_called_once_with(ModelChoice("tiny", assistant_model=empty))
     assert measured.read("tuned", {"pair": "tiny"}, TuningResult) is None
 
 

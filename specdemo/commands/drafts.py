@@ -71,7 +71,8 @@ def race_drafts(
     pair = chosen_pair(choice)
     for draft in drafts:
         chosen_pair(replace(choice, assistant_model=draft))
-    for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
+    # A user's first: one of them may be a folder that holds no model.
+    for draft in (*drafts, *(draft.name for draft in pair.drafts), NO_DRAFT):
         subject = f"{pair.title} with {_named(draft)}"
         report(Progress(f"Loading {subject}"))
 
