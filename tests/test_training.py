@@ -286,6 +286,7 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
         (["--start", "HERE/file"], "not a head.npz"),
         (["--start", "TRAINED/head_tokens.npy"], "not a head.npz"),
         (["--out", "HERE"], "is no earlier run"),
+        (["--out", "HERE/file"], "file cannot be written: Not a directory"),
         (["--out", "TRAINED"], "a run with other settings"),
         (["--text", "HERE/file"], "line 1 is not"),
     ],

@@ -41,7 +41,10 @@ def train_draft(settings: TrainSettings) -> str:
     if settings.start:
         network.earlier_weights(settings.start)  # fails now if it is no head
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
-    _open_work(settings, work)
+    try:
+        _open_work(settings, work)
+    except OSError as error:
+        raise BadInput(f"--out {out} cannot be written: {error.strerror}.") from error
     with progress_bar() as report:
         loaded = load_pair(pair, report)
     assert isinstance(loaded.target, Path), "the default device runs IR"
