@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -299,3 +300,11 @@ def test_what_cannot_work_is_one_sentence(options, message, target, trained, tmp
     where = ["--target", str(target), "--out", str(tmp_path / "out")]
     assert cli.main(["train-draft", *where, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_named_before_text_is_written(
+    target, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Mock(free=1_000_000))
+    assert cli.main(["train-draft", "--target", str(target), "--out", str(tmp_path / "out")]) == 1
+    assert "The text with the target's states needs" in capsys.readouterr().err

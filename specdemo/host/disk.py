@@ -53,7 +53,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     if free < needed:
         raise FetchError(
             f"{what} needs {size(needed)} of disk in {disk} and {size(free)} are free; free some "
-            "space, or set HF_HOME to a folder on a larger disk."
+            "space, or choose a folder on a larger disk (HF_HOME for models)."
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from specdemo.convert import heads
 from specdemo.errors import BadInput, naming
+from specdemo.host.disk import file_size, require_space
 from specdemo.host.hardware import require_device
 from specdemo.host.terminal import progress_bar
 from specdemo.pairs.loading import LoadedPair, load_pair
@@ -50,6 +51,9 @@ def train_draft(settings: TrainSettings) -> str:
     assert isinstance(loaded.target, Path), "the default device runs IR"
     tables = heads.tables(loaded.target)
     network.first_weights(settings, tables[0].shape[1])  # fails now if `start` has another size
+    made = sum(map(file_size, work.glob("*/*.npy")))
+    states = settings.tokens * 6 * tables[0].shape[1]  # float16 at three depths
+    require_space(work, states - made, "The text with the target's states")
     groups: dict[Path, list[Conversation]] = {}
     unanswered: list[str] = []
     if settings.text:
