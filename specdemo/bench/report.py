@@ -390,7 +390,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
         "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
         "Users at once": [
-            row | {"interval": "{:.2f} to {:.2f}".format(*row["interval"])}
+            row | {"interval": row["speedup"] and "{:.2f} to {:.2f}".format(*row["interval"])}
             for row in report.decision.users
         ],
         "Speed-up by task": _column("speedup", by_task),
