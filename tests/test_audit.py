@@ -24,6 +24,7 @@ from specdemo.audit.engines import AuditedEngine, NotOffered, imported
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
+from specdemo.commands import audit as audit_command
 from specdemo.commands import shared
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance, decode

@@ -198,6 +198,7 @@ def test_a_head_for_another_target_is_one_sentence(target, tmp_path, own, messag
         loaded(target, head_of(tmp_path, **own))
 
 
+@pytest.mark.usefixtures("target")  # for its home
 @pytest.mark.parametrize("change", [{"device": "torch:cpu"}, {"draft_device": "torch:cpu"}])
 def test_a_target_on_a_torch_device_gives_no_states(tiny_home, tmp_path, change):
     with pytest.raises(BadInput, match="head is an EAGLE-3 head, which needs states"):
