@@ -181,6 +181,13 @@ def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_a_closed_standard_input_has_no_question():
+    command = [sys.executable, "-m", "specdemo", "run", "-"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=ROOT, stderr=-1)
+    assert done.returncode == 2 and b"The instruction is empty" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
     command = [sys.executable, "-m", "specdemo", "pairs", "--json", str(tmp_path / "pairs.json")]
