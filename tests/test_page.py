@@ -952,7 +952,7 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
     page.evaluate(f"name => {{ {curve} }}", name)
     expect(page.locator(".sd-chart .legendtext").last).to_have_text(name)
     expect(page.locator(".sd-chart a")).to_have_count(0)
-    page.evaluate("window.specdemo.race.overlay(2, [{ name: '9', times: [0, 9], tokens: [1, 8] }])")
+    page.evaluate(f"name => {{ {curve} }}".replace("2]", "9]"), "another")
     page.wait_for_function("document.querySelector('.sd-chart').layout.xaxis.range[1] > 9")
     left = "document.querySelector('.sd-chart {}').getBoundingClientRect().x"
     saved, grid = (page.evaluate(left.format(part)) for part in (".annotation", ".gridlayer"))
@@ -966,8 +966,9 @@ def test_a_curve_that_is_laid_over_the_chart_moves_the_line_of_the_moment(page):
         name => document.querySelector(name).getBoundingClientRect());
       const { _size, xaxis } = document.querySelector('.sd-chart')._fullLayout;
       const moment = chart.x + _size.l + xaxis.d2p(window.specdemo.race.motion.view);
-      return drawing.height === 225 + 2 * 20 && chart.height === drawing.height
-        && chart.width - drawing.width < 1 && Math.abs(line.x - moment) < 2;
+      return drawing.height === 225 + 3 * 20 && chart.height === drawing.height
+        && chart.width - drawing.width < 1 && Math.abs(line.x - moment) < 2
+        && Math.abs(line.y - chart.y - _size.t) < 2 && line.height === _size.h;
     }""")
     page.set_viewport_size(DESK["viewport"])
 

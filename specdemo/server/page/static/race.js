@@ -26,6 +26,7 @@ export class RaceView {
       this.drawChart();
       this.find(".sd-engineers").ontoggle?.();
     });
+    this.find(".sd-chart").addEventListener("resize", () => this.point());   // its legend may be higher
     addExports(this.find(".sd-exports"), "specdemo-race", { nodes: () => [this.find(".sd-chart")],
       lines: () => CARD.map((name) => this.find(name).textContent), rows: () => raceRows(this.message) });
   }
