@@ -183,9 +183,11 @@ def _add_files(app: FastAPI, menu: ModelMenu) -> None:
     def index(request: Request) -> Response:
         gradios = next(route.endpoint for route in _gradio(app).routes if route.path == "/")
         page = gradios(request, None)
+        document = page.body.decode()
         # A link's values are there from the first moment: Run may be pressed, or something typed.
-        fill(page.context["config"], menu.from_link(request.query_params))
-        document = page.template.render(page.context)
+        if linked := menu.from_link(request.query_params):
+            fill(page.context["config"], linked)
+            document = page.template.render(page.context)
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=TITLE, idea=IDEA, image=html.escape(image))
         document = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", document)

@@ -13,8 +13,8 @@ const COLOURS = new Map([["#0072B2", "fast"], ["#64748b", "slow"], ["#9a6700", "
 const themed = (data) => JSON.parse(JSON.stringify(data),
   (_, value) => (COLOURS.has(value) ? colour(COLOURS.get(value)) : value));
 
-/* Keeps charts as wide as their place, which has no width in a tab that is hidden, and tells them of it. With
-   `responsive` Plotly follows the window alone, and forgets the height. */
+/* Keeps charts as wide as their place, which has no width in a tab that is hidden; then a chart gets the event
+   `resize`. With `responsive` Plotly follows the window alone, and forgets the height. */
 const fitted = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     const width = target.offsetWidth;
