@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --retries 1 --quiet --disable-pip-version-check
+# uv where it is installed. Neither compiles modules that nobody may import.
+UV := $(shell command -v uv 2>/dev/null)
+PIP := $(if $(UV),$(UV) pip install --python $(BIN)/python --quiet,$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check)
 RUN_STAMP := $(VENV)/.requirements
 PEERS_STAMP := $(VENV)/.requirements-peers
 DEV_STAMP := $(VENV)/.requirements-dev
@@ -36,6 +38,7 @@ $(PEERS_STAMP): requirements.txt requirements-peers.txt pyproject.toml | $(BIN)/
 
 $(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-peers.txt requirements-serve.txt requirements-dev.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need (first time only)"
+	@.ci/torch $(BIN)/python $(PIP)
 	$(PIP) -r requirements-dev.txt -e .
 	@touch $(RUN_STAMP) $(PEERS_STAMP) $@
 

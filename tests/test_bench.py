@@ -18,8 +18,9 @@ from specdemo.audit import engines, genai_peer, llama_peer
 from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench.charts import page
+from specdemo.bench.decision import WAYS, Speeds
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import WAYS, BenchReport, bench, summary_of, tables
+from specdemo.bench.report import BenchReport, RacedPrompt, bench, summary_of, tables, with_vote
 from specdemo.commands import shared
 from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
@@ -72,7 +73,7 @@ def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(r
     assert sorted(data) == sorted(fields.split())
     assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "toy target"
     assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
-    assert list(data["rows"][0]) == [*row.split(), "identical"]
+    assert list(data["rows"][0]) == [*row.split(), "identical", "counted"]
     assert list(data["summary"]) == summary.split()
     assert list(data["summary"]["cpu_seconds_per_token"]) == ["autoregressive", "speculative"]
     assert list(data["peers"]["fake/speculative"]) == ["tokens_per_s", "settings", "identical"]
@@ -270,7 +271,6 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
 
 
 def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypatch):
-    monkeypatch.setattr(decision, "TURNS", 2)
     monkeypatch.setattr(decision, "USER_TOKENS", 8)
     monkeypatch.setattr(decision, "perf_counter", float)  # it is never late
     prompts = [BenchPrompt(str(n), f"task {n % 2}", f"Question {n}") for n in range(6)]
@@ -280,17 +280,20 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
     # Draft tokens are always right: two tokens for a forward of the target and one of the draft.
     assert made["use"] is True and made["verdict"]["result"] == "faster"
     for said in (
-        "Use drafts here: draft model, length 1: 1.3",
-        "(97% sure, 6 prompts), faster on ",
+        "Use drafts here (draft model, draft length 1): 1.3",
+        "(97% sure, 6 prompts), the worst 1.3",
+        "faster on 2 of 2 tasks, answers identical.",
     ):
         assert said in made["sentence"]
-    assert "2 of 2 tasks, never slower than 1.3" in made["sentence"]
     options = "--pair toy --kv-cache f16 --draft-tokens 1 --drafter model"
     assert made["command"] == f"specdemo run INSTRUCTION {options}"
     loaded, asked = "pair='toy', kv_cache='f16'", "prompt, draft_tokens=1, drafter='model'"
     assert made["python"] == f"specdemo.load({loaded}).generate({asked})"
     assert [row["users"] for row in made["users"]] == [1, 2, 4, 8] and made["pays_for"] >= 1
-    assert all(row["speedup"] and row["measurements"] == 2 for row in made["users"])
+    for row in made["users"]:
+        assert row["measurements"] == 6
+        both = row["speculative_tokens_per_s"], row["autoregressive_tokens_per_s"]
+        assert row["speedup"] == pytest.approx(both[0] / both[1])
     [curve, *_] = charts.charts_of(report)
     assert [len(line.y) for line in curve.data] == [4, 4] and made["sentence"] in page(report)
 
@@ -298,41 +301,69 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
 def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
     trace = SimpleNamespace(identical=identical, rounds=())
     verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
-    rows = [{"users": n, "interval": (low, 2.0), "measurements": 3 * (low > 0)} for n, low in users]
+    rows = [
+        {"users": n, "speedup": known, "interval": (low, 2.0), "measurements": 3 + 3 * bool(known)}
+        for n, low, known in users
+    ]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
-    summary = {"speedup_by_task": tasks, "worst_prompt_speedup": min(speedups)}
+    summary = {"speedup_by_task": tasks, "worst_prompt_speedup": min(speedups), "speedup": 1.3}
     asked = Settings(**settings)
     return decision.decide(verdict, [trace], summary, rows, ModelChoice("x"), asked)
 
 
 @pytest.mark.parametrize(
-    ("made", "use", "says"),
+    ("made", "use", "says", "pays_for"),
     [
-        (decided(), True, "faster on 2 of 2 tasks, never slower than 1.40, answers identical."),
+        (decided(), True, "the worst 1.40x, faster on 2 of 2 tasks, answers identical. They", 1),
+        (decided([0.8] * 6), False, "Do not use drafts here (nothing accepted, draft length a", 0),
+        (decided([0.97, *[1.4] * 8]), True, "the worst 0.97x, faster on 1 of 2 tasks", 1),
+        (decided([1.4] * 3), None, "Run 16 prompts to decide: `specdemo bench --limit 16`.", 0),
+        (decided([0.9, 1.1] * 9), None, "1.30x in all, the median prompt 0.90x to 1.10x", 0),
+        (decided([0.9, 1.1] * 9), None, "too small for this number of prompts.", 0),
+        (decided(why="it rained"), None, "6 not counted: it rained. Run it again when other", 0),
+        (decided(identical=False), False, "answers different in 1 of 1 races.", 0),
+        (decided(identical=False, temperature=1.0, coupling="maximal"), True, "same distrib", 1),
         (
-            decided([0.8] * 6),
-            False,
-            "Do not use drafts here: nothing accepted, length automatic: 0.80",
-        ),
-        (decided([0.97, *[1.4] * 8]), True, "faster on 1 of 2 tasks, never slower than 0.97"),
-        (decided([1.4] * 3), None, "automatic: 3 of 3 prompts were faster (1.40 to 1.40 times as"),
-        (decided(why="it rained"), None, "Not counted: it rained"),
-        (decided(identical=False), False, "answers different in 1 of 1 races."),
-        (decided(identical=False, temperature=1.0, coupling="maximal"), True, "same distribution"),
-        (
-            decided(users=[(1, 1.4), (2, 1.2), (4, 0.9), (8, 1.1)]),
+            decided(users=[(1, 1.4, 1.5), (2, 1.2, 1.3), (4, 0.9, 1.0), (8, 1.1, 1.2)]),
             True,
-            "pay for up to 2 users at once (measured 3 times",
+            "They pay for up to 2 users at once; with 4 it is 0.90x to 2.00x.",
+            2,
         ),
-        (decided(users=[(1, 0.9), (2, 0.8)]), True, "They pay for no number of users (measured"),
-        (decided(users=[(1, 1.4), (2, 0.0)]), True, "pay for one user at a time, more were not"),
-        (decided(users=[(1, 0.0), (2, 0.0)]), True, "answers identical."),
+        (
+            decided(users=[(1, 1.4, 1.5), (2, 1.2, None), (4, 1.2, 1.3)]),
+            True,
+            "They pay for one; 2 are unknown (3 of 6 measurements).",
+            1,
+        ),
+        (decided(users=[(1, 1.4, 1.5)]), True, "They pay for one; more were not measured.", 1),
     ],
 )
-def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(made, use, says):
-    assert made.use is use and says in made.sentence
-    assert ("They pay" in made.sentence) == (made.pays_for is not None)
+def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(
+    made, use, says, pays_for
+):
+    assert made.use is use and says in made.sentence and made.pays_for == pays_for
+    assert ("They pay" in made.sentence) == bool(use)
     assert ("--drafter none" in made.command) == (use is False)
+
+
+def test_a_number_of_users_is_unknown_until_six_measurements_count():
+    measured = [Speeds(10, 10 + number, "busy" if number == 3 else "") for number in range(6)]
+    row = decision.users_row(2, measured, "measurement")
+    assert row["speedup"] is None and row["measurements"] == 5
+    row = decision.users_row(2, [*measured, Speeds(10, 30)], "measurement")
+    assert row["speedup"] == 1.2 and row["speculative_tokens_per_s"] == 12
+
+
+def test_a_short_answer_has_no_vote_but_counts(monkeypatch):
+    lengths = iter([40, 40, 9, 40])
+    items = [RacedPrompt(prompt, Settings()) for prompt in PROMPTS] + [
+        RacedPrompt(PROMPTS[0], Settings())
+    ]
+    for item in items:
+        trace = SimpleNamespace(token_ids=[0] * next(lengths), why="")
+        item.traces.append(trace)
+    monkeypatch.setattr(RacedPrompt, "figures", SimpleNamespace(speedup=1.2))
+    assert with_vote(items) == [items[0], items[1], items[3]]
 
 
 @pytest.mark.parametrize(("more", "counted"), [({}, [3, 0]), ({"seconds": 1e-9}, [0, 1])])
@@ -358,7 +389,7 @@ def test_a_starved_prompt_is_in_no_figure_and_one_of_a_single_token_in_no_verdic
     [row, _] = report_of(PROMPTS, lengths=(3, 6)).lengths
     assert row["answers"] == 2 and row["tokens"] == 3
     single = report_of(PROMPTS, Settings(max_new_tokens=1), users=True).decision
-    assert "Nothing to compare" in single.sentence and single.pays_for is None and not single.users
+    assert single.use is None and single.pays_for == 0 and not single.users
 
 
 # Answer lengths
@@ -408,7 +439,6 @@ def no_models(monkeypatch):
 
 def test_bench_measures_each_length_and_writes_both_files(no_models, capsys, tmp_path, monkeypatch):
     html = tmp_path / "b.html"
-    monkeypatch.setattr(decision, "TURNS", 1)
     options = ["--limit", "1", "--max-new-tokens", "3,6", "--html", str(html), "--json", "-"]
     assert cli.main(["bench", *options]) == 0
     out, err = capsys.readouterr()

@@ -328,3 +328,17 @@ def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
     assert json.loads(output("--json", "-"))[0]["profile"]["draft"]["costs"] == {"1": 0.002}
     assert "files dropped: 1" in output("--forget")
     assert json.loads(output("--json", "-")) == []
+
+
+def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
+    made = chosen_pair(ModelChoice("qwen2.5-coder", weight_format="int4"))
+    assert [source.export for source in (made.target, *made.drafts)] == ["int4", "int4"]
+    assert made.title == "Qwen2.5-Coder 1.5B, int4" and made.subject["weight_format"] == "int4"
+    usual = chosen_pair(ModelChoice("qwen2.5-coder"))
+    assert usual == replace(find_pair("qwen2.5-coder"), choice=usual.choice)
+    with pytest.raises(BadInput, match="weight_format int4: the files of dolly-3b are OpenVINO IR"):
+        chosen_pair(ModelChoice("dolly-3b", weight_format="int4"))
+
+
+def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):
+    assert embedded_pair.info.target_weights == embedded_pair.info.draft_weights == "int8"

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.audit.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
-from specdemo.bench.decision import Row
+from specdemo.bench.decision import WAYS, Row
 from specdemo.bench.report import (
     PAPER,
-    WAYS,
     BenchReport,
     LengthsReport,
     tables,
@@ -49,7 +48,7 @@ def by_users(rows: Sequence[Row]) -> Figure:
         title="Drafts pay where the blue line is above the grey one",
         labels={"value": "tokens a second, all users together", "variable": ""},
     ).update_xaxes(type="category")
-    labels = [f"{row['speedup']:.2f} times" if row["speedup"] else "not counted" for row in rows]
+    labels = [f"{row['speedup']:.2f}x" if row["speedup"] else "unknown" for row in rows]
     return figure.update_traces(
         text=labels,
         mode="lines+markers+text",
@@ -66,7 +65,7 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
 
     names = []
     for row in lengths:
-        name = f"{row['max_new_tokens']} tokens<br>{row['speedup']:.2f} times as fast"
+        name = f"{row['max_new_tokens']} tokens<br>{row['speedup']:.2f}x"
         if both := PAPER.get(row["max_new_tokens"]):
             name += f"<br>(paper: {both[0] / both[1]:.2f})"
         names.append(name)

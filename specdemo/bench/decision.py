@@ -6,23 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from itertools import product, takewhile
-from statistics import median
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
+from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge, starved
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import SOURCES, Trace, combined, summarize
 
-USERS = 1, 2, 4, 8
-TURNS = 6  # measurements of each number of users, with drafts and without
+WAYS = ("autoregressive", "speculative")
+USERS = 2, 4, 8
+MOST_TURNS = 2 * MIN_RACES  # measurements of each number of users, those not counted included
 USER_TOKENS = 64  # of the longest answer
+DECISIVE_PROMPTS = 16  # with 16 the interval leaves out the three fastest and slowest ones
 SHOWN = "draft_tokens drafter temperature top_p top_k min_p numerics coupling".split()
-RATES = "autoregressive_tokens_per_s", "speculative_tokens_per_s"
 FREQUENT = 0.05  # share of the accepted draft tokens, of a source that the decision names
 
 Row = dict[str, Any]
@@ -30,11 +30,25 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """Tokens/s of the same work without drafts and with them, and why they do not count ("": they
+    count)."""
+
+    autoregressive: float
+    speculative: float
+    why: str = ""
+
+    @property
+    def speedup(self) -> float:
+        return self.speculative / self.autoregressive
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """`use` drafts here, or not; None if undecided. `sentence` gives the reasons, `command` and
     `python` the settings. `verdict` is on one user, with a pair of runs for each prompt. `users`
-    has a row for each number of users at once; for up to `pays_for` of them the interval of the
-    speed-up is above 1 (None: not measured)."""
+    has a row for each number of users at once, the first one of the prompts; for up to `pays_for`
+    of them the interval of the speed-up is above 1."""
 
     use: bool | None
     sentence: str
@@ -42,7 +56,7 @@ class Decision:
     python: str
     verdict: Verdict
     users: list[Row]
-    pays_for: int | None
+    pays_for: int
 
 
 def decide(
@@ -60,32 +74,63 @@ def decide(
     answers = "of the same distribution" if free else "identical"
     if different:
         use, answers = False, f"different in {different} of {len(traces)} races"
-    gain = f"{verdict.headline.removeprefix('Undecided: ')} ({verdict.detail})"
-    if verdict.result != "undecided":
-        (low, high), speedups = verdict.interval, summary["speedup_by_task"]
-        faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
-        gain = (
-            f"{low:.2f} to {high:.2f} times as fast ({verdict.sure:.0%} sure, {verdict.races} "
-            f"{verdict.unit}s), faster on {faster} of {len(speedups)} tasks, never slower than "
-            f"{summary['worst_prompt_speedup'] or 0.0:.2f}"
-        )
-    length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
-    sentence = f"{drafts_of(traces)}, length {length}: {gain}, answers {answers}."
-    if verdict.uncounted and verdict.races:
-        sentence += f" {verdict.uncounted} not counted: {verdict.why}."
-    measured = [row for row in users if row["measurements"]]
-    paid = takewhile(lambda row: round(row["interval"][0], 2) > 1, measured)
-    pays_for = max((row["users"] for row in paid), default=0) if measured else None
-    if measured:
-        counts = f"measured {min(row['measurements'] for row in measured)} times at least"
-        served = f"up to {pays_for} users at once" if pays_for != 1 else "one user at a time"
-        served += ", more were not measured" if pays_for == measured[-1]["users"] else ""
-        sentence += f" They pay for {served if pays_for else 'no number of users'} ({counts})."
     begin = {True: "Use drafts here", False: "Do not use drafts here", None: "Undecided"}[use]
+    length = "automatic" if settings.draft_tokens is None else settings.draft_tokens
+    facts = [*_speed_facts(verdict, summary), f"answers {answers}"]
+    sentences = [f"{begin} ({drafts_of(traces)}, draft length {length}): {', '.join(facts)}."]
+    if verdict.uncounted:
+        sentences.append(f"{verdict.uncounted} not counted: {verdict.why}.")
+    pays_for = 0
+    if use:
+        known = takewhile(lambda row: round(row["interval"][0], 2) > 1 and row["speedup"], users)
+        pays_for = max((row["users"] for row in known), default=1)
+        sentences.append(_users_sentence(users, pays_for))
+    if use is None:
+        sentences.append(_next_step(verdict))
     if use is False:
         settings = replace(settings, drafter="none", draft_tokens=None)
     code = as_code(choice, settings)
-    return Decision(use, f"{begin}: {sentence}", *code, verdict, users, pays_for)
+    return Decision(use, " ".join(sentences), *code, verdict, users, pays_for)
+
+
+def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
+    """What was measured of one user, in words."""
+    if not verdict.races:
+        return []
+    (low, high), speedups = verdict.interval, summary["speedup_by_task"]
+    faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
+    unit = verdict.unit
+    sure = f"{verdict.sure:.0%} sure, {verdict.races} {unit}{'s' * (verdict.races > 1)}"
+    return [
+        f"{summary['speedup']:.2f}x in all",
+        f"the median {unit} {low:.2f}x to {high:.2f}x ({sure})",
+        f"the worst {summary['worst_prompt_speedup'] or 0.0:.2f}x",
+        f"faster on {faster} of {len(speedups)} tasks",
+    ]
+
+
+def _users_sentence(users: Sequence[Row], pays_for: int) -> str:
+    """For how many users at once drafts pay, and what the next number of them costs."""
+    more = next((row for row in users if row["users"] > pays_for), None)
+    words = f"They pay for up to {pays_for} users at once" if pays_for > 1 else "They pay for one"
+    if more is None:
+        return f"{words}; more were not measured."
+    if more["speedup"] is None:
+        count = f"{more['measurements']} of {MIN_RACES} measurements"
+        return f"{words}; {more['users']} are unknown ({count})."
+    return f"{words}; with {more['users']} it is {{:.2f}}x to {{:.2f}}x.".format(*more["interval"])
+
+
+def _next_step(verdict: Verdict) -> str:
+    """What to do where nothing is decided."""
+    if not verdict.races + verdict.uncounted:
+        return "Nothing to compare: no answer has a second token."
+    if verdict.uncounted > verdict.races:
+        return "Run it again when other programs leave this machine alone."
+    if verdict.races < DECISIVE_PROMPTS:
+        number = DECISIVE_PROMPTS
+        return f"Run {number} prompts to decide: `specdemo bench --limit {number}`."
+    return "The difference is too small for this number of prompts."
 
 
 def drafts_of(traces: Iterable[Trace]) -> str:
@@ -121,38 +166,47 @@ def measure_users(
     seconds: float,
     report: Callable[[str], None],
 ) -> list[Row]:
-    """A row for each of USERS. Asks as many questions at once, with drafts and without in turn, for
-    about `seconds` in all."""
+    """A row for each of USERS. Asks as many questions at once, with drafts and without in turn,
+    until MIN_RACES measurements count, in at most about `seconds`: the fewest users first."""
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, USER_TOKENS))
     ways = [replace(settings, drafter="none"), settings]
     questions = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
     _together(session, questions, replace(settings, max_new_tokens=1))  # keeps all prompts' texts
-    rates: dict[int, list[list[float]]] = {users: [] for users in USERS}
-    pairs: dict[int, list[PairedRuns]] = {users: [] for users in USERS}
-    for turn, users in product(range(TURNS), USERS):
-        if rates[1] and perf_counter() > until:
-            break
-        report(f"{users} users at once" if users > 1 else "one user")
-        prompts = [questions[(turn * users + user) % len(questions)] for user in range(users)]
-        order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-        runs = {way.drafter: _together(session, prompts, way) for way in order}
-        (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
-        rates[users].append([slow, fast])
-        if slow:  # else no answer has a second token
-            pairs[users].append(PairedRuns(fast / slow, starved(min(shares))))
-    verdicts = {users: judge(each, "measurement") for users, each in pairs.items() if each}
-    return [
-        {
-            "users": users,
-            **dict(zip(RATES, map(median, zip(*rates[users], strict=True)), strict=True)),
-            "speedup": verdict.speedup if verdict.races else None,
-            "interval": verdict.interval,
-            "sure": verdict.sure,
-            "measurements": verdict.races,
-        }
-        for users, verdict in verdicts.items()
-    ]
+    rows = []
+    for users in USERS:
+        measured: list[Speeds] = []
+        while len(measured) < MOST_TURNS and perf_counter() < until:
+            if sum(not speeds.why for speeds in measured) == MIN_RACES:
+                break
+            turn = len(measured)
+            report(f"{users} users at once, {turn + 1}")
+            prompts = [questions[(turn * users + user) % len(questions)] for user in range(users)]
+            order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
+            runs = {way.drafter: _together(session, prompts, way) for way in order}
+            (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
+            if not slow:  # no answer has a second token
+                return []
+            measured.append(Speeds(slow, fast, starved(min(shares))))
+        rows.append(users_row(users, measured, "measurement"))
+    return rows
+
+
+def users_row(users: int, measured: Sequence[Speeds], unit: str) -> Row:
+    """The row of so many users at once: the measurement of median speed-up, of those that count;
+    None where fewer than MIN_RACES do."""
+    verdict = judge((PairedRuns(each.speedup, each.why) for each in measured), unit)
+    counted = sorted((each for each in measured if not each.why), key=lambda each: each.speedup)
+    known = verdict.races >= MIN_RACES
+    middle = counted[(len(counted) - 1) // 2] if known else None
+    return {
+        "users": users,
+        **{f"{way}_tokens_per_s": middle and getattr(middle, way) for way in WAYS},
+        "speedup": middle and middle.speedup,
+        "interval": verdict.interval,
+        "sure": verdict.sure,
+        "measurements": verdict.races,
+    }
 
 
 def _together(

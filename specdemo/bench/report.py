@@ -6,13 +6,22 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from statistics import median_low
+from math import inf
+from statistics import median, median_low
 from time import perf_counter
 from typing import Any
 
 from specdemo.audit.engines import NotOffered, Peer, TimedAnswer
 from specdemo.audit.report_page import ReportHeader
-from specdemo.bench.decision import Decision, Row, decide, measure_users
+from specdemo.bench.decision import (
+    WAYS,
+    Decision,
+    Row,
+    Speeds,
+    decide,
+    measure_users,
+    users_row,
+)
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.terminal import Progress, Report, Table, silent
@@ -39,7 +48,10 @@ prompts for a verdict, and with fewer."""
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
-WAYS = ("autoregressive", "speculative")
+
+SHORT = 0.25
+"""Share of the median answer's tokens below which an answer has no vote in the decision: a few
+rounds decide nothing by themselves. It counts in all figures."""
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 """Seconds by new tokens, (autoregressive, speculative), in arXiv 2311.04951: dolly-v2-12b with the
@@ -113,6 +125,12 @@ class RacedPrompt:
         why = "" if any(not trace.why for trace in self.traces) else self.traces[0].why
         return PairedRuns(self.figures.speedup or 1.0, why)
 
+    @property
+    def speeds(self) -> Speeds:
+        figures = self.figures
+        rates = figures.baseline_tokens_per_second or 0.0, figures.tokens_per_second
+        return Speeds(*rates, self.pair.why)
+
     def race(self, session: Session, attempts: int) -> None:
         """Add a race, the first of `attempts` that counts, else the last. Raises BadInput."""
         question = Question(self.prompt.instruction, self.settings, baseline=True)
@@ -139,6 +157,7 @@ class RacedPrompt:
             "acceptance_rate": figures.acceptance_rate,
             "tokens_per_round": figures.tokens_per_round,
             "identical": self.identical,
+            "counted": not self.pair.why,
         }
 
 
@@ -174,20 +193,21 @@ def bench(
     ready = perf_counter()
     left = max(seconds - (ready - began), seconds / 2) if seconds else None
     raced = _race(session, work, repeats, answers, left, report)
-    curve: list[Row] = []
-    if users and raced and settings.drafter != "none":
+    votes, curve = with_vote(raced), list[Row]()
+    verdict = judge((item.pair for item in votes), "prompt")
+    if len(raced) == 1:
+        verdict = judge(raced[0].pairs)
+    if users and votes and settings.drafter != "none":
         instructions = [item.prompt.instruction for item in raced]
         spent = perf_counter() - ready
-        rest = left - spent if left else spent
-        curve = measure_users(
+        rest = left - spent if left else inf
+        curve.append(users_row(1, [item.speeds for item in votes], verdict.unit))
+        curve += measure_users(
             session, instructions, settings, rest, lambda text: report(Progress(text, total, total))
         )
     traces = [(item, trace) for item in raced for trace in item.traces]
     pair = traces[-1][1].pair if traces else session.info
     summary = summary_of(raced)
-    verdict = judge((item.pair for item in raced if item.figures.speedup), "prompt")
-    if len(raced) == 1:
-        verdict = judge(raced[0].pairs)
     result = BenchReport(
         pair=pair,
         settings=settings,
@@ -310,6 +330,14 @@ def counting(raced: Sequence[RacedPrompt]) -> Sequence[RacedPrompt]:
     return [item for item in raced if not item.pair.why] or raced
 
 
+def with_vote(raced: Sequence[RacedPrompt]) -> list[RacedPrompt]:
+    """The prompts that decide: those whose answers are long enough to compare."""
+    compared = [item for item in raced if item.figures.speedup]
+    lengths = [len(item.traces[0].token_ids) for item in compared]
+    enough = SHORT * median(lengths) if lengths else 0
+    return [item for item, tokens in zip(compared, lengths, strict=True) if tokens >= enough]
+
+
 def summary_of(raced: Sequence[RacedPrompt]) -> Row:
     """Ratios of totals, never means of rates. What is per token has the keys of WAYS. Seconds of
     prompts that do not count are left out, if others do."""
@@ -390,7 +418,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
         "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
         "Users at once": [
-            row | {"interval": row["speedup"] and "{:.2f} to {:.2f}".format(*row["interval"])}
+            row | {"interval": row["speedup"] and "{:.2f}x to {:.2f}x".format(*row["interval"])}
             for row in report.decision.users
         ],
         "Speed-up by task": _column("speedup", by_task),

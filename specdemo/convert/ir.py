@@ -4,6 +4,7 @@ has a type and a range; others are not read."""
 import hashlib
 import json
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -30,6 +31,9 @@ MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wr
 JSON_BYTES = 100_000_000
 ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
 GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)
+
+_CONSTANT = re.compile(rb'<data element_type="(\w+)"[^>]* size="(\d+)"')
+_FORMATS = {"u4": "int4", "i4": "int4", "u8": "int8", "i8": "int8", "f16": "fp16"}
 
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
 
@@ -123,6 +127,16 @@ def is_eagle_head(config: dict[str, Any]) -> bool:
     """Whether this config.json is of a draft head of EAGLE, of whatever version."""
     names = f"{config.get('architectures')} {config.get('speculators_model_type')}"
     return "eagle" in names.lower()
+
+
+def weight_format(model: Path) -> str:
+    """The format of most of an IR's weights, as `ModelChoice.weight_format` names it; "" if none
+    of these."""
+    totals: Counter[str] = Counter()
+    for kind, count in _CONSTANT.findall(model.read_bytes()):
+        totals[_FORMATS.get(kind.decode(), "")] += int(count)
+    [(most, _)] = totals.most_common(1) or [("", 0)]
+    return most
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:

@@ -141,6 +141,8 @@ def _opened(
             draft=pair.draft.name if pair.draft else None,
             target_revision=target.revision,
             draft_revision=draft.revision if draft else "",
+            target_weights=_weight_format(target),
+            draft_weights=_weight_format(draft) if draft else "",
         ),
         tokenizer=tokenizer,
         template=template,
@@ -196,6 +198,11 @@ def _head(
         require_target(head, target.folder / ir.MODEL, pair.target.name)
     # A folder may hold nothing but a draft head.
     return head, (), draft if (draft.folder / ir.MODEL).is_file() else None
+
+
+def _weight_format(model: Snapshot) -> str:
+    files = [model.folder / name for name in (ir.MODEL, ir.HEAD)]
+    return next((ir.weight_format(file) for file in files if file.is_file()), "")
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:

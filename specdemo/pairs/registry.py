@@ -67,7 +67,8 @@ class ModelChoice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairInfo:
-    """The names and revisions of a run's models, and what the numerics are on this machine."""
+    """The names, formats and revisions of a run's models, and what the numerics are on this
+    machine."""
 
     name: Name
     target: Name
@@ -75,6 +76,8 @@ class PairInfo:
     target_revision: Name = ""
     draft_revision: Name = ""
     numerics_found: Name = ""
+    target_weights: Name = ""
+    draft_weights: Name = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,9 +100,10 @@ class Pair:
     @property
     def subject(self) -> dict[str, str]:
         """The key of the pair's stored measurements."""
-        if self.name != OWN:
-            return {"pair": self.name}
-        return {"target": self.target.repo, "weight_format": self.target.export}
+        if self.name == OWN:
+            return {"target": self.target.repo, "weight_format": self.target.export}
+        changed = {"weight_format": self.choice.weight_format}
+        return {"pair": self.name} | (changed if self.choice.weight_format != "auto" else {})
 
     @property
     def draft(self) -> Source | None:
@@ -146,6 +150,23 @@ class Pair:
         bounds = speeds[0], speeds.max()
         texts = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in bounds]
         return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
+
+    def in_format(self, weight_format: WeightFormat) -> Pair:
+        """This pair with the models that are converted here in another format. Raises InvalidOption
+        where the target is not."""
+        if weight_format in ("auto", self.target.export):
+            return self
+        if not self.target.export:
+            wrong = "{} {weight_format}: the files of {name} are OpenVINO IR already, which is not "
+            wrong += "converted; leave it out, or choose another pair."
+            raise InvalidOption(wrong, "weight_format", weight_format=weight_format, name=self.name)
+
+        def converted(source: Source) -> Source:
+            return replace(source, export=weight_format, ir_bytes=0) if source.export else source
+
+        title = f"{self.title.partition(',')[0]}, {weight_format}"
+        drafts = tuple(map(converted, self.drafts))
+        return replace(self, title=title, target=converted(self.target), drafts=drafts)
 
     def with_draft(self, name: str) -> Pair:
         """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
@@ -296,7 +317,7 @@ def chosen_pair(
         target = sources.source_of(choice.model, "model", choice.weight_format)
         pair = Pair(OWN, target.name, 0, target)
     elif choice.pair:
-        pair = find_pair(choice.pair)
+        pair = find_pair(choice.pair).in_format(choice.weight_format)
     elif choice.assistant_model:
         fields = "assistant_model", "model", "pair"
         raise InvalidOption("{} needs {} or {} beside it.", *fields)
