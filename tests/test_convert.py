@@ -345,6 +345,16 @@ def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
     export(parts[1], tmp_path / "joined", "int8")
     for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
         assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for name in ("tiny.gguf", "tiny-00001-of-00001.gguf"):
+        for part in parts[:2]:
+            shutil.copyfile(part, tmp_path / name)
+            with pytest.raises(BadInput, match=rf"{name} is part of a model .* into 3 files: put"):
+                gguf_file.read(tmp_path / name)
+    order = tmp_path / "order-00001-of-00002.gguf", tmp_path / "order-00002-of-00002.gguf"
+    for path, part in zip(order, parts[:2], strict=True):
+        shutil.copyfile(part, path)
+    with pytest.raises(BadInput, match="order-00001-of-00002.gguf is part of a model"):
+        gguf_file.read(order[1])
     parts[0].unlink()
     with pytest.raises(BadInput, match=r"tiny-00001-of-00003.gguf is not beside it"):
         gguf_file.read(parts[1])
@@ -371,7 +381,8 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
     assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
 
 
-def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
+def sentence_pieces(*control: str) -> dict:
+    """The metadata of a vocabulary of pieces, with further `control` tokens at its end."""
     known, _ = tiny_gguf.vocabulary()
     words = [word.replace("Ġ", "▁") for word in known if word.isascii() or "Ġ" in word]
     words = [word for word in words if word not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
@@ -380,8 +391,16 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
     kinds += [TokenType.NORMAL] * len(words)
     scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))]
     fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
-    fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    tokens += control
+    kinds += [TokenType.CONTROL] * len(control)
+    scores += [0.0] * len(control)
+    return fields | {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+
+
+def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
+    fields = sentence_pieces()
     gguf_file.write_tokenizer(vocabulary_file(tmp_path, fields), tmp_path)
+    tokens = fields["tokens"]
     own = Tokenizer(tmp_path / "tokenizer.json")
     for text in (*TEXTS, "Give three tips for staying healthy."):
         ids = own.encode(text, special=False)
@@ -391,6 +410,27 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
         assert ids == joined_by_score(text, dict(zip(tokens, range(len(tokens)), strict=True)))
     assert own.encode("</s>a", bos=True)[:2] == [1, 2]
     assert 2 not in own.encode("</s>a", special=False)
+
+
+@pytest.mark.parametrize(
+    ("general", "strips"),
+    [
+        ({"architecture": "phi3"}, True),
+        ({"architecture": "llama", "name": "Phi-3-mini-128k"}, True),
+        ({"architecture": "llama", "name": "Phi 4"}, False),
+    ],
+)
+def test_white_space_after_a_token_of_phi3_is_dropped(tmp_path, general, strips):
+    """As the original tokenizer's flags say, which GGUF files do not have."""
+    fields = sentence_pieces("<|user|>", "<|end|>", "<|assistant|>", "<|endoftext|>")
+    file = vocabulary_file(tmp_path, fields)
+    file.fields.update({f"general.{name}": value for name, value in general.items()})
+    gguf_file.write_tokenizer(file, tmp_path)
+    own = Tokenizer(tmp_path / "tokenizer.json")
+    user, end, assistant, of_text = range(own.vocabulary_size - 4, own.vocabulary_size)
+    ids = own.encode("<|user|>\nHi<|end|> \n<|assistant|>\n")
+    assert (ids == [user, *own.encode("Hi"), end, assistant]) == strips
+    assert own.encode("<|endoftext|>\nHi") == [of_text, *own.encode("\nHi")]
 
 
 def vocabulary_file(folder: Path, fields: dict) -> gguf_file.Gguf:
@@ -553,6 +593,85 @@ def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_texts(t
     rows = paged_logits(opened(xml), ids.tolist())
     assert abs(rows[:64] - within.numpy()).max() < 1e-4
     assert abs(rows - beyond.numpy()).max() > 0.1  # the long factors, which would change the cache
+
+
+@pytest.mark.slow
+def test_long_factors_are_never_needed_or_their_lack_is_said(tmp_path):
+    """The original context may be named beside the factors alone, or be the default."""
+    model, path = tiny_gguf.torch_model("phi3", **tiny_gguf.LONG), tmp_path / "phi3.gguf"
+    tiny_gguf.write(path, model, "phi3")
+    shape, _ = gguf_file.decoder(file := gguf_file.read(path))
+    scale = file.fields.pop("phi3.rope.scaling.attn_factor")
+    assert gguf_file.decoder(file)[0].rope_scale == pytest.approx(scale) == shape.rope_scale > 1
+    del file.fields["phi3.rope.scaling.original_context_length"]
+    file.fields["phi3.context_length"] = 131_072
+    gguf_file.decoder(file)
+    gguf_file.write_tokenizer(file, tmp_path)
+    assert ir.read_config(tmp_path)[1] == 4096
+    del file.tensors["rope_factors_short.weight"]
+    with pytest.raises(BadInput, match="rope_factors_short.weight, which its context of 131,072"):
+        gguf_file.decoder(file)
+    del file.fields["phi3.context_length"]
+    gguf_file.decoder(file)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["phi3", "llama"])
+@pytest.mark.parametrize("above", [{}, {"original_max_position_embeddings": 2048}])
+@pytest.mark.parametrize("beside", [{}, {"original_max_position_embeddings": 1024}])
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_the_context_of_short_factors_is_that_of_transformers(tmp_path, kind, above, beside, name):
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    data = {**TINY, "model_type": kind, "max_position_embeddings": 8192, "pad_token_id": 0}
+    data |= {**above, name: LONGROPE | beside}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    reference = AutoConfig.from_pretrained(tmp_path)
+    _, scale = ROPE_INIT_FUNCTIONS["longrope"](reference, "cpu")
+    original = reference.rope_parameters["original_max_position_embeddings"]
+    shape = checkpoints.shape_of(data, CONFIG)
+    assert shape.rope_scale == pytest.approx(scale)
+    assert ir.read_config(tmp_path)[1] == original
+    reference.save_pretrained(tmp_path)
+    assert ir.read_config(tmp_path)[1] == original
+
+
+LAYERS = ["full_attention", "sliding_attention"] * 2
+WINDOW, USED = {"sliding_window": 5}, {"use_sliding_window": True}
+WINDOWS = WINDOW, WINDOW | USED, {**WINDOW, **USED, "layer_types": LAYERS}
+WINDOWS += {**WINDOW, "layer_types": LAYERS}, {**WINDOW, "sliding_window_pattern": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", WINDOWS, ids=str)
+@pytest.mark.parametrize(
+    "kind", "llama mistral granite olmo2 smollm3 qwen2 qwen3 phi3 gemma3_text".split()
+)
+def test_layers_attend_to_a_window_where_they_do_in_transformers(kind, own):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    data = {**TINY, "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 32}
+    data |= {"model_type": kind, "pad_token_id": 0, **own}
+    shape = checkpoints.shape_of(data, CONFIG)
+    if shape is None:  # left to optimum-intel
+        assert kind in ("smollm3", "qwen2", "qwen3") and own == WINDOW | USED
+        return
+    if own == WINDOWS[3] and kind in ("qwen2", "qwen3"):
+        assert not shape.sliding  # transformers fails
+        return
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**data), attn_implementation="eager"
+    )
+    with torch.no_grad():
+        seen = model(torch.tensor([IDS]), output_attentions=True).attentions
+    widths = [int(weights[0, 0, -1].count_nonzero()) for weights in seen]
+    assert set(widths) <= {5, len(IDS)}
+    assert {layer for layer, width in enumerate(widths) if width == 5} == shape.sliding
 
 
 def test_recurrent_layers_are_refused_in_one_sentence(tiny_file, tmp_path):

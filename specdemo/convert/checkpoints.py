@@ -19,19 +19,24 @@ from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
 _NAMES = {"gpt_neox": "gptneox", "mistral": "llama", "gemma3_text": "gemma3"}
+_ORIGINAL = "original_max_position_embeddings"
+_WINDOWS = {"gemma3": 4096, "gemma3_text": 4096, "mistral": 4096, "phi3": None}
+_WINDOWS |= {"qwen2": 4096, "qwen3": 4096, "smollm3": None}
+"""The types of model in which transformers reads `sliding_window`, and its default."""
+_WINDOW_IF_USED = "qwen2", "qwen3", "smollm3"  # with `use_sliding_window` alone
+_WINDOW_EVERYWHERE = "mistral", "phi3"  # in all layers
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": {
         **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
         **{"vocab_size": 262_208, "query_pre_attn_scalar": 256, "tie_word_embeddings": True},
-        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096},
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     },
     "gpt2": {"tie_word_embeddings": True},
     "gptneox": {"rotary_pct": 0.25},
     "granite": {"attention_multiplier": 1.0},
     "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"rms_norm_eps": 1e-5},
-    "qwen2": {"use_sliding_window": False},
-    "qwen3": {"use_sliding_window": False, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5, _ORIGINAL: ir.PHI3_ORIGINAL},
+    "qwen3": {"head_dim": 128},
     "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
 }
 """What transformers takes for values that config.json lacks."""
@@ -74,7 +79,7 @@ class LinearRope(Rope):
 class Llama3Rope(LinearRope):
     low: Positive = named("low_freq_factor")
     high: Positive = named("high_freq_factor")
-    original: Positive = named("original_max_position_embeddings")
+    original: Positive = named(_ORIGINAL)
 
     @model_validator(mode="after")
     def _frequencies_are_in_order(self) -> Self:
@@ -97,7 +102,7 @@ class LongRope(Rope):
     cache holds."""
 
     short: list[Positive] = named("short_factor")
-    original: int = named("original_max_position_embeddings", gt=1)
+    original: int = named(_ORIGINAL, gt=1)
     context: int = named("max_position_embeddings", ge=1)
     factor: Positive | None = None
     attention_factor: Positive | None = None
@@ -107,12 +112,17 @@ class LongRope(Rope):
 
     @property
     def scale(self) -> float:
-        growth = max(self.factor or self.context / self.original, 1.0)
-        return self.attention_factor or math.sqrt(1 + math.log(growth) / math.log(self.original))
+        growth = self.factor or self.context / self.original
+        return self.attention_factor or long_scale(growth, self.original)
+
+
+def long_scale(growth: float, original: int) -> float:
+    """What LongRoPE multiplies rotated values by, if a context of `original` tokens has grown."""
+    return math.sqrt(1 + math.log(max(growth, 1.0)) / math.log(original))
 
 
 ROPES: dict[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope}
-ROPES |= dict.fromkeys(("longrope", "su"), LongRope)
+ROPES |= dict.fromkeys(ir.LONGROPE, LongRope)
 
 
 class CheckpointConfig(Sizes):
@@ -136,8 +146,6 @@ class CheckpointConfig(Sizes):
     quantization_config: dict[str, Any] = {}
 
     def sliding(self, family: Family) -> frozenset[int]:
-        if self.use_sliding_window is False:
-            return frozenset()
         if not self.layer_types or not self.window:
             return super().sliding(family)
         kinds = enumerate(self.layer_types)
@@ -153,9 +161,14 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
         return None
     # A model that sees images too has a part for text.
     data = ir.Ends.of(data, path).text_config or data
-    data = _DEFAULTS.get(family.name, {}) | ir.without_null(data)
+    data = _DEFAULTS.get(family.name, {}) | ir.without_null(_with_window(str(kind), data))
     config = CheckpointConfig.of(data, path)
-    rope_data = data | config.rope.get("full_attention", config.rope)
+    rope_data = data | ir.full_attention(config.rope)
+    # Transformers prefers it to the one beside the factors.
+    original = (
+        data.get(_ORIGINAL) or rope_data.get(_ORIGINAL) or data.get("max_position_embeddings")
+    )
+    rope_data[_ORIGINAL] = original
     rope = Rope.of(rope_data, path)
     local = Rope.of(config.rope.get("sliding_attention", {}), path)
     variant = _variant(family, config)
@@ -180,6 +193,18 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     if factors and len(factors) != (due := len(range(0, shape.rotated, 2))):
         raise unusable(path, f"it has {len(factors)} rotary factors; it must have {due}.")
     return replace(shape, rope_factors=tuple(factors), rope_scale=rope.scale)
+
+
+def _with_window(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with its sliding window as transformers reads it in this type of model."""
+    # SmolLM3's mask has the window of its `layer_types` also without `use_sliding_window`.
+    used = data.get("use_sliding_window") or kind == "smollm3" and data.get("layer_types")
+    unread = set() if kind in _WINDOW_IF_USED else {"use_sliding_window"}
+    if kind not in _WINDOWS or kind in _WINDOW_IF_USED and not used:
+        unread = {"use_sliding_window", "sliding_window"}
+    if kind in _WINDOW_EVERYWHERE:
+        unread |= {"layer_types", "sliding_window_pattern"}
+    return {"sliding_window": _WINDOWS.get(kind)} | data | dict.fromkeys(unread)
 
 
 def _variant(family: Family, config: CheckpointConfig) -> Family | None:

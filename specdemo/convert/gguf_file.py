@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.processors import TemplateProcessing
 
 from specdemo.convert import ir
-from specdemo.convert.checkpoints import separated
+from specdemo.convert.checkpoints import long_scale, separated
 from specdemo.convert.decoder import FAMILIES, Positive, Shape, Size, Sizes, sized, with_biases
 from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId, named
 from specdemo.convert.weights import Tensor
@@ -51,6 +51,7 @@ _ENDS = (
     "<end_of_turn> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|>"
 ).split()
 """Tokens that end an answer, also where the file names only one of them, or calls them words."""
+_UNSTRIPPED = "<unk>", "<s>", "<|endoftext|>"  # of Phi-3's tokens
 _PIECES = "llama"  # the name of SentencePiece's vocabularies in GGUF files
 
 
@@ -76,12 +77,20 @@ def read(path: Path) -> Gguf:
     """The headers of `path` and of its other parts. Raises BadInput, FetchError."""
     fields: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for part in ir.gguf_parts(path):
+    parts = ir.gguf_parts(path)
+    for number, part in enumerate(parts):
         try:
             with open(part, "rb") as file:
                 metadata, infos = _Header(part, file).read()
         except OSError as error:
             raise FetchError(f"{part} cannot be read: {error.strerror or error}.") from error
+        own, count = metadata.get("split.no", number), metadata.get("split.count") or 1
+        if (own, count) != (number, len(parts)):
+            raise BadInput(
+                f"{part.name} is part of a model that is split into {count!r:.20} files: put all "
+                "of them in one folder, with names that end with -00001-of-0000N.gguf and so on, "
+                "or join them with `llama-gguf-split --merge`."
+            )
         fields = metadata | fields  # the first part has the model's metadata
         tensors |= infos
     return Gguf(path, fields, tensors)
@@ -186,7 +195,7 @@ class GgufSizes(Sizes):
     scaling: str = named("rope.scaling.type", default="linear")  # as llama.cpp has it
     factor: Positive = named("rope.scaling.factor", "rope.scale_linear", default=1.0)
     rotated: Size = sized(1 << 16, "rope.dimension_count", default=0)
-    rope_scale: Positive = named("rope.scaling.attn_factor", default=1.0)
+    attention_factor: Positive | None = named("rope.scaling.attn_factor", default=None)
 
 
 _DEFAULTS = {"gemma3": {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4}}
@@ -213,7 +222,8 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     sizes, shape = _shape(file)
     tensors.pop("rope_factors_long.weight", None)  # for longer texts than `_configuration` allows
     stored = tensors.pop(_SHORT_FACTORS, None) or tensors.pop("rope_freqs.weight", None)
-    shape = replace(shape, rope_factors=_rope_factors(name, sizes, shape, stored))
+    factors, scale = _rope_factors(name, sizes, shape, stored), _rope_scale(file, sizes)
+    shape = replace(shape, rope_factors=factors, rope_scale=scale)
     matrices: dict[str, Tensor] = {}
     try:
         for key, tensor in tensors.items():
@@ -241,6 +251,35 @@ def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
         width = shape.hidden // shape.attention_heads if shape.layers == 62 else shape.width
         shape = replace(shape, attention_scale=width**-0.5)
     return sizes, shape
+
+
+def _contexts(file: Gguf) -> tuple[int, int]:
+    """The model's context, and up to how many tokens its short rotary factors are right; 0 for what
+    the file does not say."""
+    limits = Ends.of(file.section(f"{file.architecture}."), file.path)
+    original = limits.original
+    if file.architecture == "phi3":
+        original = original or ir.PHI3_ORIGINAL
+    return limits.context, original
+
+
+def _rope_scale(file: Gguf, sizes: GgufSizes) -> float:
+    """What rotated values are multiplied by. Raises BadInput for a model of LongRoPE without its
+    factors, or without the length up to which the short ones are right."""
+    context, original = _contexts(file)
+    lacking = ""
+    if _SHORT_FACTORS in file.tensors:
+        lacking = "" if original > 1 else "rope.scaling.original_context_length"
+    elif sizes.scaling == "longrope" or file.architecture == "phi3" and context > original:
+        lacking = _SHORT_FACTORS
+    if lacking:
+        raise BadInput(
+            f"{file.path.name} lacks {lacking}, which its context of {context:,} tokens needs; "
+            "choose a file that a current llama.cpp has converted."
+        )
+    if sizes.attention_factor or _SHORT_FACTORS not in file.tensors:
+        return sizes.attention_factor or 1.0
+    return long_scale(context / original, original)
 
 
 def _rope_factors(
@@ -338,7 +377,9 @@ def write_tokenizer(file: Gguf, folder: Path) -> None:
         )
     try:
         tokenizer = _of_pieces(metadata) if kind == _PIECES else _of_bytes(metadata, pre)
-        _add_tokens(tokenizer, metadata, kind == _PIECES or pre == "llama-bpe")
+        known_name = re.search("phi-?3", str(file.fields.get("general.name")), re.I)
+        strips = bool(known_name) or file.architecture == "phi3" and kind == _PIECES
+        _add_tokens(tokenizer, metadata, kind == _PIECES or pre == "llama-bpe", strips)
     except Exception as error:  # the tokenizers library raises bare Exception
         why = f"{error!s:.200}".partition("\n")[0]
         raise BadInput(f"{name} has a damaged vocabulary ({why}); fetch it again.") from error
@@ -351,15 +392,22 @@ def write_tokenizer(file: Gguf, folder: Path) -> None:
         (folder / path).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _add_tokens(tokenizer: Tokenizer, metadata: GgufVocabulary, default: bool) -> None:
+def _add_tokens(
+    tokenizer: Tokenizer, metadata: GgufVocabulary, default: bool, strips: bool
+) -> None:
     """Add the tokens that are found in a text first, and the one that every text begins with.
-    `default`: whether there is one if the file has no add_bos_token."""
+    `default`: whether there is one if the file has no add_bos_token. `strips`: white space after
+    most of these tokens is dropped, as in Phi-3, which files do not say."""
     control = metadata.of_type(TokenType.CONTROL)
     others = metadata.of_type(TokenType.USER_DEFINED)
     if len(control) + len(others) > ADDED_TOKENS:
         raise ValueError(f"it has more than {ADDED_TOKENS:,} tokens that are not of its text")
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in others])
+
+    def added(text: str) -> AddedToken:
+        return AddedToken(text, normalized=False, rstrip=strips and text not in _UNSTRIPPED)
+
+    tokenizer.add_special_tokens(list(map(added, control)))
+    tokenizer.add_tokens(list(map(added, others)))
     if default if metadata.add_bos_token is None else metadata.add_bos_token:
         if metadata.bos < 0:
             raise ValueError("it does not name the token that a text begins with")
@@ -410,8 +458,9 @@ def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
 
 
 def _configuration(file: Gguf, metadata: GgufVocabulary) -> dict[str, Any]:
-    limits = Ends.of(file.section(f"{file.architecture}."), file.path)
-    context = limits.limit if _SHORT_FACTORS in file.tensors else limits.context
+    context, original = _contexts(file)
+    if _SHORT_FACTORS in file.tensors:
+        context = min(context, original)
     ends = {id for id, token in enumerate(metadata.tokens) if token in _ENDS}
     return {
         "model_type": file.architecture,

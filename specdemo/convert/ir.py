@@ -76,7 +76,21 @@ def named(*names: str, default: Any = ..., **bounds: Any) -> Any:
 
 _CONTEXT = "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "context_length"
 _ORIGINAL = "original_max_position_embeddings", "rope.scaling.original_context_length"
+LONGROPE = "longrope", "su"
+PHI3_ORIGINAL = 4096  # where the file does not say it, as in transformers
 _TOKENS: dict[str, Any] = {"default": 0, "ge": 0, "lt": 1 << 31}
+
+
+def full_attention(rope: Any) -> Any:
+    """The rotary positions of the layers without a window, where types of layers have their own."""
+    return rope.get("full_attention", rope) if isinstance(rope, dict) else rope
+
+
+class RopeLimit(Configuration):
+    """Up to how many tokens (0: not given) rotary positions of a `kind` were trained first."""
+
+    kind: str = named("rope_type", "type", default="")
+    original: int = named(*_ORIGINAL, **_TOKENS)
 
 
 class Ends(Configuration):
@@ -87,12 +101,20 @@ class Ends(Configuration):
     ] = []
     context: int = named(*_CONTEXT, **_TOKENS)
     original: int = named(*_ORIGINAL, **_TOKENS)
+    rope: Annotated[RopeLimit, BeforeValidator(full_attention)] = named(
+        "rope_parameters", "rope_scaling", default=RopeLimit()
+    )
+    model_type: Any = None
     text_config: dict[str, Any] = {}
 
     @property
     def limit(self) -> int:
-        """The context, up to the length from which on Phi-3 rotates all tokens by other factors."""
-        return min(filter(None, (self.context, self.original)), default=0)
+        """The context, up to the length from which on LongRoPE rotates all tokens by other factors,
+        which would change what the cache holds."""
+        original = self.original
+        if self.rope.kind in LONGROPE and not original:
+            original = PHI3_ORIGINAL if self.model_type == "phi3" else self.rope.original
+        return min(filter(None, (self.context, original)), default=0)
 
 
 class ShardIndex(Configuration):
