@@ -171,6 +171,30 @@ def test_the_application_on_ray_is_gateways_in_front_of_engines(replicas, engine
     assert "/v1/completions" in described["paths"]
 
 
+def test_an_engine_on_ray_has_the_places_cores_and_time_of_the_options():
+    options = {"cpus_per_replica": 2, "max_ongoing": 5, "max_waiting": 7, "drain_seconds": 9}
+    gateway = ray.app(options)._bound_deployment
+    engine = gateway.init_args[0]._bound_deployment
+    limits = engine._deployment_config
+    assert (limits.max_ongoing_requests, limits.max_queued_requests) == (5, 7)
+    assert limits.graceful_shutdown_timeout_s == 9 and engine.ray_actor_options["num_cpus"] == 2
+
+
+def test_a_gateway_on_ray_has_the_key_names_and_sites_of_its_environment_and_options(monkeypatch):
+    def guard():
+        return api(SimpleNamespace(_backend=None, _options=options)).state.guard
+
+    gateway = ray.app({"allowed_host": ("a.example",), "allow_origin": ("https://b.example",)})
+    api = gateway._bound_deployment.func_or_class.__serve_build_asgi_app__
+    options = gateway._bound_deployment.init_args[1]
+    monkeypatch.delenv("SPECDEMO_API_KEY", raising=False)
+    assert guard().key is None and guard().answers_to("a.example")
+    assert not guard().answers_to("evil.example")
+    assert guard().allow_origins == ("https://b.example",)
+    monkeypatch.setenv("SPECDEMO_API_KEY", "s3cret")
+    assert guard().key == "s3cret"
+
+
 # The command
 
 

@@ -1,0 +1,243 @@
+"""What the commands hand on: options, variables and limits reach the servers, and every metric
+counts what its name says. The servers are built as they are served, and asked in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from helpers import race_trace, until
+from prometheus_client.parser import text_string_to_metric_families
+from toy_session import ToySession, toy_clock
+
+from specdemo import cli
+from specdemo.commands import page as page_command
+from specdemo.commands import serve as serve_command
+from specdemo.engine.engine import CacheUse
+from specdemo.engine.scheduler import Activity
+from specdemo.errors import Busy
+from specdemo.pairs import registry
+from specdemo.pairs.registry import EMBEDDED
+from specdemo.server.metrics import Metrics, Record
+from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.request_guard import PRIVATE_NETWORKS
+from specdemo.server.web_server import CONNECTIONS, Server
+
+KEY = {"Authorization": "Bearer s3cret"}
+CHAT = {"model": "toy target", "messages": [{"role": "user", "content": "Hi"}]}
+FAST = {**CHAT, "max_tokens": 1, "speculative": {"numerics": "fast"}}
+COMMANDS = pytest.mark.parametrize("command", [("serve", "--no-ray"), ("page",)], ids=" ".join)
+
+
+class Built:
+    """A server that a command has built, the address that it listens on, and what was called to
+    open its models."""
+
+    def __init__(self, server: Server, address: tuple[str, int], open_session: Mock):
+        self.server, self.config, self.address = server, server.config, address
+        self.open_session = open_session
+
+    def ask(self, path: str, body: object = None, **headers: str) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self.config.app, client=("192.0.2.7", 1))
+            url = "http://127.0.0.1"
+            async with httpx.AsyncClient(transport=transport, base_url=url) as client:
+                method = "POST" if body else "GET"
+                return await client.request(method, path, json=body, headers=headers)
+
+        return asyncio.run(send())
+
+    def race(self, **values: object) -> dict:
+        """The last message of a race."""
+        values = {"question": "Hi", "pair": "embedded", "max_new_tokens": 2, **values}
+        response = self.ask("/race", {"visitor": "tab", "values": values})
+        return json.loads(response.text.strip().rpartition("data: ")[2])
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """Gives the server that a command would run, with toy models."""
+    for name in ("SPACE_ID", "SPACE_HOST", "SPECDEMO_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def bound_socket(host: str, port: int):
+        addresses.append((host, port))
+        return Mock(getsockname=lambda: (host, port))
+
+    def build(command: str, *options: str) -> Built:
+        assert cli.main([command, "--pair", "embedded", *options]) == 0
+        built = Built(servers.pop(), addresses.pop(), open_session)
+        until(lambda: built.ask("/health").status_code == 200)
+        return built
+
+    servers: list[Server] = []
+    addresses: list[tuple[str, int]] = []
+    with toy_clock(), ToySession() as toy:
+        open_session = Mock(return_value=toy)
+        monkeypatch.setattr("specdemo.runs.session.open_session", open_session)
+        monkeypatch.setattr(ModelMenu, "fetch", lambda *_: True)
+        monkeypatch.setattr(Server, "run", lambda server, sockets: servers.append(server))
+        for module in (serve_command, page_command):
+            monkeypatch.setattr(module, "bound_socket", bound_socket)
+        yield build
+
+
+@COMMANDS
+def test_a_server_wants_the_key_of_its_environment(build, monkeypatch, command):
+    assert build(*command).ask("/metrics").status_code == 200
+    monkeypatch.setenv("SPECDEMO_API_KEY", "s3cret")
+    built = build(*command)
+    assert built.ask("/metrics").status_code == 401
+    assert built.ask("/metrics", **KEY).status_code == 200
+
+
+@COMMANDS
+def test_a_server_answers_to_the_names_and_sites_of_its_options(build, command):
+    options = "--allowed-host", "a.example", "--allow-origin", "https://b.example"
+    built = build(*command, *options)
+    for name, header, status in (
+        ("a.example", "Host", 200),
+        ("evil.example", "Host", 403),
+        ("https://b.example", "Origin", 200),
+        ("https://evil.example", "Origin", 403),
+    ):
+        assert built.ask("/health", **{header: name}).status_code == status, name
+
+
+@COMMANDS
+def test_a_server_listens_holds_connections_and_drains_as_it_is_told(build, command):
+    built = build(*command, "--host", "127.0.0.2", "--port", "8123", "--drain-seconds", "7")
+    assert built.address == ("127.0.0.2", 8123)
+    assert built.config.limit_concurrency == CONNECTIONS + 1
+    assert built.server._drain_seconds == 7
+    assert built.ask("/health", Host="127.0.0.2:8123").status_code == 200
+
+
+@COMMANDS
+@pytest.mark.parametrize("shared", ["--shared", "--private"])
+def test_strangers_get_exact_numerics_only(build, command, shared):
+    built = build(*command, shared)
+    if command == ("page",):
+        refused = "exact numerics only" in built.race(numerics="fast").get("note", "")
+    else:
+        refused = built.ask("/v1/chat/completions", FAST).status_code == 400
+    assert refused == (shared == "--shared")
+
+
+def test_strangers_choose_no_models_on_the_page(build):
+    assert "This server is shared" in build("page", "--shared").race(pair="gpt2-xl")["note"]
+    assert "is shared" not in build("page", "--private").race(pair="nonsense")["note"]
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_a_space_trusts_its_proxies_and_other_pages_those_that_are_named(build, monkeypatch, space):
+    monkeypatch.setattr(page_command, "ON_SPACE", space)
+    expected = PRIVATE_NETWORKS if space else ""
+    assert build("page").config.forwarded_allow_ips == expected
+    named = build("page", "--trusted-proxy", "192.0.2.1", "--trusted-proxy", "192.0.2.2").config
+    assert (named.proxy_headers, named.forwarded_allow_ips) == (True, "192.0.2.1,192.0.2.2")
+
+
+def test_the_page_of_a_tunnel_answers_to_its_name_for_strangers(build, monkeypatch):
+    monkeypatch.setattr("specdemo.server.page.web_app.public_name", lambda *_: "x.gradio.live")
+    built = build("page", "--share")
+    assert built.ask("/health", Host="x.gradio.live").status_code == 200
+    assert "This server is shared" in built.race(pair="gpt2-xl")["note"]
+
+
+def test_the_page_takes_its_limits_from_its_options(build, monkeypatch):
+    built = build("page", "--max-new-tokens", "77", "--race-seconds", "0")
+    assert '"value":77' in built.ask("/config").text.replace(" ", "")
+    last = built.race(question="Hello there")
+    assert last["phase"] == "done" and not last["trace"]["repeats"]
+
+
+def test_the_page_downloads_a_pair_unless_it_may_not(build, monkeypatch):
+    started = Mock()
+    monkeypatch.setattr(
+        "specdemo.server.page.background_download.BackgroundDownload.start", started
+    )
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    monkeypatch.setattr(registry, "default_pair", lambda: (EMBEDDED, "embedded"))
+    monkeypatch.setattr(registry, "pair_to_fetch", lambda pair: registry.find_pair("gpt2-xl"))
+    for options, count in ((("--no-fetch",), 0), ((), 1)):
+        assert cli.main(["page", *options]) == 0
+        assert started.call_count == count
+
+
+def test_the_api_takes_its_limits_from_its_options(build):
+    built = build("serve", "--no-ray", "--max-new-tokens", "3")
+    answer = built.ask("/v1/chat/completions", CHAT).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    for wanted in ({"n": 33}, {"n": 17, "prompt": ["a", "b"]}):
+        path = "/v1/completions" if "prompt" in wanted else "/v1/chat/completions"
+        body = {**CHAT, **wanted, "max_tokens": 1}
+        if "prompt" in wanted:
+            del body["messages"]
+        refused = built.ask(path, body)
+        assert refused.status_code == 400 and "32" in refused.json()["error"]["message"]
+
+
+@COMMANDS
+def test_the_models_have_the_places_cores_and_cache_of_the_options(build, command):
+    places = ["--max-ongoing", "5", "--max-waiting", "7", "--cpus-per-replica", "3"]
+    capacity = {"active": 5, "waiting": 7, "threads": 3, "cache_mb": 9}
+    if command == ("page",):
+        places, capacity = ["--visitors", "5"], {"active": 5, "cache_mb": 9}
+    opened = build(*command, "--cache-mb", "9", "--kv-cache", "f16", *places).open_session.call_args
+    assert (opened.args[0].name, opened.args[0].choice.kv_cache) == ("embedded", "f16")
+    assert opened.kwargs == capacity
+
+
+# Metrics
+
+
+def figures_of(metrics: Metrics, session: object, visitors: int) -> dict[str, float]:
+    """Every figure by its name and the values of its labels, but for those of times."""
+    families = text_string_to_metric_families(metrics.text(session, visitors))
+    figures = (figure for family in families for figure in family.samples)
+    return {
+        " ".join([figure.name, *figure.labels.values()]): figure.value
+        for figure in figures
+        if not figure.name.endswith(("_created", "_bucket", "_sum"))
+    }
+
+
+def test_every_metric_counts_what_its_name_says():
+    metrics = Metrics()
+    trace = race_trace(*"abcdef")  # five rounds draft a token: three are accepted, two are not
+    with Record(metrics) as record:
+        for event in (*trace.rounds, *trace.baseline.tokens[:4], trace):
+            record.count(event)
+    for error in (Busy("Full."), KeyError(), GeneratorExit()):
+        with suppress(type(error)), Record(metrics):
+            raise error
+    blocks = {"target": CacheUse(5, 2, 100), "draft": CacheUse(3, 0, 50)}
+    session = Mock(activity=Activity(2, 3, 4), engine=Mock(cache_blocks=lambda: blocks))
+    assert figures_of(metrics, session, 6) == {
+        "specdemo_requests_total baseline length": 1,
+        "specdemo_requests_total answer refused": 1,
+        "specdemo_requests_total answer error": 1,
+        "specdemo_requests_total answer cancelled": 1,
+        "specdemo_tokens_total answer": 6,
+        "specdemo_tokens_total baseline": 4,
+        "specdemo_prompt_tokens_total": 5,
+        "specdemo_rounds_total": 6,
+        "specdemo_draft_tokens_total": 5,
+        "specdemo_draft_tokens_accepted_total": 3,
+        "specdemo_errors_total KeyError": 1,
+        "specdemo_time_to_first_token_seconds_count": 1,
+        "specdemo_answer_seconds_count": 1,
+        "specdemo_visitors": 6,
+        "specdemo_requests_active": 2,
+        "specdemo_requests_waiting": 3,
+        "specdemo_engine_restarts": 4,
+        "specdemo_cache_blocks_used target": 5,
+        "specdemo_cache_blocks_used draft": 3,
+        "specdemo_cache_blocks_limit target": 100,
+        "specdemo_cache_blocks_limit draft": 50,
+    }
