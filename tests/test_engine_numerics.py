@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import math
 from contextlib import ExitStack, closing
-from itertools import cycle, pairwise, product
+from itertools import pairwise, product
 from time import perf_counter
 
 import numpy as np
@@ -28,7 +28,7 @@ from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
-from specdemo.engine.faults import ModelError
+from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.profile import Invariance
 
@@ -156,15 +156,39 @@ def test_the_preparation_measures_costs_and_remembers_them(tiny_llama_pair, tmp_
     engine.close()
 
 
-def test_an_unmeasured_race_waits_for_the_draft_only(tiny_llama_pair, tmp_path, monkeypatch):
-    """Without VNNI the costs of Dolly 3B took longer than all that its first token needs."""
-    monkeypatch.setattr(cost_measurement, "learn_costs", lambda *_, **__: cycle([None]))
-    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"), draft_later=True)
+def test_the_first_answer_has_the_draft_head(tiny_llama_pair, tmp_path):
+    """It was compiled some seconds after the load, and the answers before had no drafts."""
+    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
     memory = {"context_limit": 1024, "available_bytes": lambda: 1 << 40}
     with closing(Engine(files, background=False, **memory)) as engine:
-        assert not engine.draft
-        list(engine.preparing(measured=False))
         assert engine.draft and not engine.target("exact").prepared.is_set()
+
+
+def test_a_measurement_that_failed_is_repeated(tiny_llama_pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "REMEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(cost_measurement, "_timed", undisturbed)
+    monkeypatch.setattr(CostModel, "record", lambda *_: None)  # a faster forward disproves costs
+    measure, failures = cost_measurement.learn_costs, [CacheFull("full"), ModelError("failed")]
+
+    def failing(*models, **options):
+        if failures:
+            raise failures.pop()
+        return measure(*models, **options)
+
+    monkeypatch.setattr(cost_measurement, "learn_costs", failing)
+    engine, remembered = prepared(tiny_llama_pair, tmp_path, 1 << 40)
+    until(lambda: remembered and remembered[-1].targets["exact"].costs)
+    engine.close()
+
+
+def test_the_context_is_limited_to_the_free_memory_which_is_said(tiny_llama_pair, caplog):
+    memory = {"context_limit": 131_072, "available_bytes": lambda: 20_000_000}
+    with closing(Engine(PairFiles(tiny_llama_pair.target), background=False, **memory)) as engine:
+        model = engine.target("exact").model
+        assert 2048 < engine.context_limit < 131_072
+        assert model.pool.limit * model.block_bytes < 10_000_000
+        assert f"limited to {engine.context_limit:,} tokens" in caplog.text
+        assert len(caplog.records) == 1
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):

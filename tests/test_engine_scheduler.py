@@ -293,11 +293,11 @@ def test_background_work_is_done_beside_requests_while_it_is_asked_for_and_they_
 
 
 def test_after_hurried_work_the_request_that_waited_comes_first(monkeypatch):
-    monkeypatch.setattr("specdemo.engine.scheduler.QUIET", 30.0)
+    monkeypatch.setattr("specdemo.engine.background.QUIET", 30.0)
     done, enough = [], threading.Event()
 
     def work():
-        scheduler._busy_at -= 60.0  # this step takes long
+        scheduler._background._busy_at -= 60.0  # this step takes long
         enough.set()
         yield
         done.append(1)
@@ -323,7 +323,7 @@ def test_work_whose_end_drops_the_engine_and_so_closes_the_scheduler_is_no_fault
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
-    monkeypatch.setattr("specdemo.engine.scheduler.PATIENCE", 0.0)
+    monkeypatch.setattr("specdemo.engine.background.PATIENCE", 0.0)
     done = []
     with closing(Scheduler()) as scheduler:
         events = submit(scheduler, endless, (1, 2), 100_000, timed=timed).events()

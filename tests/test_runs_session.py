@@ -16,6 +16,7 @@ from tiny_models import ir_folder
 
 from specdemo.engine import request as requests
 from specdemo.engine.backends import numerics as engine_numerics
+from specdemo.engine.cost_measurement import FAR_CONTEXT
 from specdemo.engine.messages import PREFILL_CHUNK, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
@@ -272,9 +273,38 @@ def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_that_token(s
 def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
     with Session(replace(tiny_llama_pair, context_limit=300), cache_mb=1) as session:
         session.prepare()
-        session.engine.target("exact").model.resize_cache(10)
+        prefixes = session.engine.target("exact").prefixes
+        prefixes.model.resize_cache(10 + prefixes.set_aside)
         with pytest.raises(BadInput, match="KV cache holds 320"):
             answered(session, "hello " * 20, Settings(max_new_tokens=250))
+
+
+def test_a_measurement_takes_no_block_from_the_requests_that_fit(tiny_llama_pair):
+    settings = Settings(max_new_tokens=500, drafter="none")
+    small = replace(tiny_llama_pair, context_limit=300)
+    with Session(small, cache_mb=0, background=False) as session:
+        target = session.engine.target("exact")
+        target.prefixes.make_room(0)
+        measuring, used = session.engine._preparation(target, 60.0), []
+        for _ in measuring:
+            used.append(target.model.pool.used)
+            if used[-1] * target.model.block_size > FAR_CONTEXT:
+                assert answered(session, "hello", settings).finish_reason == "context"
+                break
+        else:
+            pytest.fail("it measures after a long context")
+        measuring.close()
+
+
+def test_what_needs_no_draft_model_reserves_no_blocks_for_one(tiny_llama_pair):
+    with Session(tiny_llama_pair, background=False) as session:
+        drafts = session.engine.draft.prefixes
+        drafts.set_aside = drafts.model.pool.limit  # nothing is left
+        for drafter in ("none", "lookup"):
+            settings = Settings(max_new_tokens=3, drafter=drafter)
+            assert len(answered(session, "hello", settings).token_ids) == 3
+        with pytest.raises(BadInput, match="ask for fewer"):
+            answered(session, "hello", Settings(max_new_tokens=3), measured=False)
 
 
 def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(tiny_llama_pair):

@@ -109,7 +109,6 @@ class ToySession(Session):
             draft=DRAFT,
             head=None,
             head_layers=(),
-            draft_later=False,
             info=info,
             context_limit=context_limit,
             typical_profile=PROFILE,

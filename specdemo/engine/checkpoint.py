@@ -23,12 +23,11 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
-    precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
-    before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
-    model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: (). The
-    draft model reads at most `draft_context` tokens, 0 for any number, and proposes only
-    `draft_token_ids` (int64 [V], ascending; None: all); if its vocabulary is another one,
-    `translation` makes a `messages.Translation` for each request."""
+    precision; most prompts begin with `template_prefix`. With an IR target, a draft `head` (IR)
+    replaces the draft model. An EAGLE-3 head reads the states that enter `head_layers` of the
+    target; others: (). The draft model reads at most `draft_context` tokens, 0 for any number, and
+    proposes only `draft_token_ids` (int64 [V], ascending; None: all); if its vocabulary is another
+    one, `translation` makes a `messages.Translation` for each request."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -36,7 +35,6 @@ class PairFiles:
     draft_device: str = "CPU"
     kv_cache: str = "auto"
     template_prefix: tuple[int, ...] = ()
-    draft_later: bool = False
     draft_context: int = 0
     draft_token_ids: np.ndarray | None = field(default=None, compare=False)
     head: Path | None = None

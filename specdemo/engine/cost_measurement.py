@@ -23,6 +23,8 @@ FAR_CONTEXT, FAR_SIZES = 512, (2, LARGEST)
 """Tokens of the context in which the cost of attention is measured, and of forwards there; small
 models hold 1,024. A single token may run in another way."""
 
+MEASURED_TOKENS = FAR_CONTEXT + LARGEST  # of the longest sequence that is measured
+
 MIN_ATTEMPTS, MAX_SECONDS = 3, 10.0
 """Attempts of a measurement; it goes on for so many seconds while other work disturbs it. The first
 attempts compile."""

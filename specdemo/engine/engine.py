@@ -1,7 +1,6 @@
 """Compiles the models of a pair, and answers requests with them through a scheduler."""
 
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +36,11 @@ from .scheduler import QUEUED, Handle, Scheduler, Waiting
 log = logging.getLogger(__name__)
 
 REMEASURE_SECONDS = 60.0
-"""After a measurement that other work disturbed, until it is repeated in a quiet moment."""
+"""After a measurement that failed or that other work disturbed, until it is repeated in a quiet
+moment."""
+
+MIN_CONTEXT = 2048
+"""Tokens to which a context is not limited however little memory is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,11 @@ class CacheUse:
 
 
 class Engine:
-    """Compiles what the first token needs; arguments as in `Session`. The rest (a draft model that
-    may come later, a missing cost table) is prepared between requests if `background` is set, or
-    when `preparing` is called. `profile` holds earlier measurements of this pair on this machine;
-    `remember` gets the later ones. `drafts`: there is a draft model, or a draft head that the
-    target model can feed. Raises ModelError."""
+    """Compiles a pair; arguments as in `Session`. What was not measured before is measured between
+    requests if `background` is set, or when `preparing` is called. `profile` holds earlier
+    measurements of this pair on this machine; `remember` gets the later ones. `drafts`: there is a
+    draft model, or a draft head that the target model can feed. `context_limit` is lowered to what
+    the KV cache can hold in the free memory. Raises ModelError."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Engine:
             unpinned = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
             self.core.set_property("CPU", unpinned)
         self._files = files
-        self._context_limit = context_limit
+        self.context_limit = context_limit
         self._available_bytes = available_bytes
         self._cache_mb = cache_mb
         self._cache_tokens = 0
@@ -87,16 +90,16 @@ class Engine:
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
         self.draft: HeadSource | ModelSource | None = None
-        self._timer: Timer | None = None
+        self._timers: dict[str, Timer] = {}
         exact = self._targets["exact"] = self._compile("exact")
         self._head = files.head if exact.model.paged else None
         self.drafts = self._head is not None or files.draft is not None
-        if self.drafts and not files.draft_later:
+        if self.drafts:
             self._open_draft(exact)
         self.scheduler = Scheduler(max_active=active, queued=waiting, background=background)
         # Also before the interpreter ends, which a thread inside a model would abort.
         weakref.finalize(self, self.scheduler.close)
-        self.scheduler.run_in_background(self._preparation(exact))
+        self.scheduler.run_in_background(self._preparation(exact, REMEASURE_SECONDS))
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """The use of each KV cache: "target", "target fast" and "draft"."""
@@ -119,16 +122,13 @@ class Engine:
                         f"{free / 1e9:.1f} GB are free; keep to the numerics used first."
                     )
                 target = self._targets[name] = self._compile(name)
-                self.scheduler.run_in_background(self._preparation(target))
+                self.scheduler.run_in_background(self._preparation(target, REMEASURE_SECONDS))
             return self._targets[name]
 
-    def preparing(
-        self, name: str = "exact", stop: Event | None = None, *, measured: bool = True
-    ) -> Iterator[Waiting]:
-        """Prepare the rest, or unless `measured` what has to be compiled. Yields a Waiting every
-        0.2 s until it is done or `stop` is set."""
-        target = self.target(name)
-        done = target.prepared if measured else target.compiled
+    def preparing(self, name: str = "exact", stop: Event | None = None) -> Iterator[Waiting]:
+        """Measure what was not measured before. Yields a Waiting every 0.2 s until it is done or
+        `stop` is set."""
+        done = self.target(name).prepared
         self.scheduler.hurry(done)
         while self._targets and not done.wait(0.2) and not (stop and stop.is_set()):
             yield Waiting(0, None)
@@ -157,16 +157,16 @@ class Engine:
         """Hand a request to the scheduler, with `first` before all that wait. The events of its
         Handle are Rounds. Raises Busy, Closed, or BadInput if the KV cache can never hold it."""
         prompt = len(request.tokens)
-        tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
+        tokens = min(prompt + request.limits.max_new_tokens, self.context_limit)
         models: dict[str, Runner] = {"target": target.model}
         blocks = {target.prefixes: target.prefixes.max_blocks(prompt, tokens)}
         sources: tuple[DraftSource, ...] = LOOKUPS
-        if (draft := self.draft) is not None:
+        if (draft := self.draft) is not None and request.uses(draft):
             sources = *LOOKUPS, draft
             models["draft"] = draft.runner
             blocks |= draft.blocks(prompt, tokens)
-        if any(count > cache.model.pool.limit for cache, count in blocks.items()):
-            limit = target.model.pool.limit * target.model.block_size
+        if any(count > cache.capacity for cache, count in blocks.items()):
+            limit = target.prefixes.capacity * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
@@ -178,8 +178,8 @@ class Engine:
     def close(self) -> None:
         """Cancel all requests, give the profile to `remember`, and release the models."""
         self.scheduler.close()
-        if self._timer:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._targets:
             self._remember(self.profile)
         with self._lock:
@@ -190,8 +190,8 @@ class Engine:
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
         model, invariance = numerics.open_target(files, self.core, name == "exact", known)
-        self._fix_cache(model)
-        prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
+        set_aside = self._fix_cache(model)
+        prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix, set_aside)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
         policy = Policy(limit=invariance.draft_limit, costs=model.costs, acceptance=rates)
@@ -231,58 +231,75 @@ class Engine:
                 draft = TranslatedSource(model, files.draft_context, files.translation)
             else:
                 draft = ModelSource(model, files.draft_context)
-            self._fix_cache(draft.decoder)
+            draft.prefixes.set_aside = self._fix_cache(model)
             self._caches["draft"] = draft.prefixes
         if costs := known.costs:
             draft.runner.costs.learn(costs, known.attention, lasting=True)
         self.draft = draft
 
-    def _preparation(self, target: Target) -> Generator[None]:
-        """Prepare what the first token does not need, one step for each yield."""
-        model = target.model
+    def _preparation(self, target: Target, pause: float) -> Generator[None]:
+        """Measure what is not known, one step for each yield. What failed, and costs that other
+        work has disturbed, are measured again after `pause` seconds, then after twice as long, and
+        so on."""
+        model, draft = target.model, self.draft
+        runners = model, *((draft.runner,) if draft else ())
         try:
-            if self.drafts and self.draft is None:
-                self._open_draft(target)
-                yield
-            target.compiled.set()
             if not target.invariance.complete:
                 yield
                 for invariance in numerics.measure_invariance(model, target.invariance):
                     target.invariance, target.policy.limit = invariance, invariance.draft_limit
                     yield
-            yield from self._measuring(target, REMEASURE_SECONDS)
+            if not model.costs.lasting[0]:
+                decoder = None if draft is None else draft.decoder
+                yield from cost_measurement.learn_costs(model, decoder)
+                target.measured = datetime.now(UTC).date().isoformat()
+            if draft is not None and not draft.runner.costs.lasting[0]:
+                yield from draft.measure(model)
+            self._remember(self.profile)
         except Exception as error:
-            log.error("The preparation failed and is left.", exc_info=error)
+            log.error("A measurement failed and is repeated later.", exc_info=error)
         finally:
-            target.compiled.set()
             target.prepared.set()
-
-    def _measuring(self, target: Target, pause: float) -> Generator[None]:
-        """Measure costs that are not known to be undisturbed, and what other work has disturbed
-        again after `pause` seconds, then after twice as long, and so on."""
-        draft, costs = self.draft, target.model.costs
-        if not costs.lasting[0]:
-            decoder = None if draft is None else draft.decoder
-            yield from cost_measurement.learn_costs(target.model, decoder)
-            target.measured = datetime.now(UTC).date().isoformat()
-        if draft is not None and not draft.runner.costs.lasting[0]:
-            yield from draft.measure(target.model)
-        self._remember(self.profile)
-        runners = target.model, *((draft.runner,) if draft else ())
         if not all(runner.costs.lasting[0] for runner in runners):
-            again = self._measuring(target, 2 * pause)
-            self._timer = Timer(pause, self.scheduler.run_in_background, [again])
-            self._timer.daemon = True
-            self._timer.start()
+            again = self._preparation(target, 2 * pause)
+            timer = Timer(pause, self.scheduler.run_in_background, [again])
+            timer.daemon = True
+            timer.start()
+            self._timers[target.name] = timer
 
-    def _fix_cache(self, model: Model) -> None:
-        """All models get the bound of the first one, in tokens."""
+    def _fix_cache(self, model: Model) -> int:
+        """Bound the cache of a model and give the blocks that it sets aside for measurements. All
+        models get the bound of the first one, in tokens: half of the free memory, since the draft's
+        cache may take as much, and no more than all requests can need."""
+        size = model.block_size
+        set_aside = -(-cost_measurement.MEASURED_TOKENS // size) + 1
         if not self._cache_tokens:
-            one_context = self._context_limit + 2 * model.block_size
-            wanted = (self._active + 1) * one_context
-            bound = self._available_bytes() // 2
+            draft = self._files.draft
+            free = self._available_bytes() - (weights_size(draft) if draft else 0)
+
+            def fitting(memory: int) -> int:
+                """Tokens of requests for which there are blocks in so many bytes of memory."""
+                return (memory // model.block_bytes - set_aside) * size
+
+            bound = half = free // 2
             if self._cache_mb is not None:
-                wanted, bound = sys.maxsize, self._cache_mb * 1_000_000
-            fitting = bound // model.block_bytes * model.block_size
-            self._cache_tokens = max(one_context, min(fitting, wanted))
-        model.resize_cache(-(-self._cache_tokens // model.block_size))
+                bound = min(self._cache_mb * 1_000_000, free)
+            self._limit_context(fitting(max(bound, half)) - 2 * size, free, model)
+            context, wanted = self.context_limit + 2 * size, fitting(bound)
+            if self._cache_mb is None:
+                wanted = min(wanted, (self._active + 1) * context)
+            self._cache_tokens = max(context, wanted)
+        model.resize_cache(-(-self._cache_tokens // size) + set_aside)
+        return set_aside
+
+    def _limit_context(self, tokens: int, free: int, model: Model) -> None:
+        """Lower the context to `tokens`, but not below MIN_CONTEXT, and say so."""
+        tokens = max(tokens, MIN_CONTEXT)
+        if tokens < self.context_limit:
+            needed = self.context_limit * model.block_bytes / model.block_size
+            log.warning(
+                f"A context of {self.context_limit:,} tokens takes {needed / 1e9:.1f} GB of KV "
+                f"cache, and {max(free, 0) / 1e9:.1f} GB of memory are free: prompts and answers "
+                f"are limited to {tokens:,} tokens together."
+            )
+            self.context_limit = tokens

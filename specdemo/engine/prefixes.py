@@ -11,13 +11,26 @@ class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
     text, or whole chunks of `chunk` tokens at fixed places; `template_prefix`, which a template
     gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
-    target model's logits."""
+    target model's logits. `set_aside` blocks are for measurements; requests and kept texts have the
+    others."""
 
-    def __init__(self, model: Model, chunk: int = 1, template_prefix: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        model: Model,
+        chunk: int = 1,
+        template_prefix: tuple[int, ...] = (),
+        set_aside: int = 0,
+    ):
         self.model = model
+        self.set_aside = set_aside
         self.chunk = chunk
         self.template_prefix = template_prefix
         self._texts: dict[tuple[int, ...], tuple[KVSequence, Prompt | None]] = {}
+
+    @property
+    def capacity(self) -> int:
+        """The blocks of requests and kept texts."""
+        return self.model.pool.limit - self.set_aside
 
     def template_prefix_of(self, tokens: tuple[int, ...]) -> int:
         """The length of `template_prefix` if the prompt begins with it and is longer, else 0."""

@@ -28,8 +28,8 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 @dataclass
 class Target:
     """A target model with the numerics `name`, and what decoding on it has taught so far.
-    `measured` is the date of the cost table. `compiled` is set when the draft is compiled too,
-    `prepared` when the preparation has ended. `answering`: ids of requests."""
+    `measured` is the date of the cost table. `prepared` is set when the measurements have ended.
+    `answering`: ids of requests."""
 
     name: str
     model: Model
@@ -37,7 +37,6 @@ class Target:
     invariance: Invariance
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
-    compiled: threading.Event = field(default_factory=threading.Event)
     prepared: threading.Event = field(default_factory=threading.Event)
     answering: set[int] = field(default_factory=set)
 
@@ -95,15 +94,19 @@ class Request:
     decoding: float = 0.0
     inference: float = 0.0
 
+    def uses(self, source: DraftSource) -> bool:
+        """Whether the request decodes with drafts of this source."""
+        return self.drafter in source.drafters
+
     def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
-        """Decode with drafts of these `sources`; returns the finish reason."""
+        """Decode with drafts of those `sources` that it uses; returns the finish reason."""
         started = perf_counter()
         policy = target.policy.for_request(self.draft_tokens, self.rates)
         allowed = None if self.constraint is None else Allowed(self.constraint)
         tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
         known = self.sampling, policy, self.prediction, self.candidates
         request = DraftRequest(self.tokens, tokens, *known)
-        sources = [source for source in sources if self.drafter in source.drafters]
+        sources = list(filter(self.uses, sources))
         runners = [target.model, *(source.runner for source in sources if source.runner)]
         target.answering.add(id(policy))
         with ExitStack() as ends:
@@ -170,6 +173,9 @@ class Request:
 class NextToken(Request):
     """Gives the target model's distribution of the token after the prompt and `answer`."""
 
+    def uses(self, source: DraftSource) -> bool:
+        return False
+
     def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
         prompt, sequence = yield from self._prompt(target)
         with sequence:
@@ -189,6 +195,9 @@ class NextToken(Request):
 class PromptLogprobs(Request):
     """Gives the Logprobs of each token of the prompt but the first, with so many of the likeliest
     tokens. They come from prefill forwards, which may round otherwise than those of an answer."""
+
+    def uses(self, source: DraftSource) -> bool:
+        return False
 
     def work(self, target: Target, sources: Iterable[DraftSource] = ()) -> Work:
         logprobs: list[Logprobs] = []

@@ -11,10 +11,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter, sleep
+from time import perf_counter, sleep
 from typing import Any
 
+from .background import END, Background
 from .faults import Busy, Closed, RequestFailed
+from .ledger import Ledger
 from .messages import Forward, Reply, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
@@ -22,15 +24,11 @@ from .profile import MERGED_TOKENS
 log = logging.getLogger(__name__)
 QUEUED = 256  # requests that may wait to be admitted
 
-QUIET, PATIENCE = 1.0, 10.0
-"""Seconds without requests before background work goes on, and between its steps beside them."""
-
 COLLECT_EVERY = 0.02
 """Seconds that a consumer with an empty queue sleeps, times the active requests (at most 8). Woken
 for each round, it would contend for the GIL with the engine's thread."""
 
 AWAIT = 0.05  # seconds without a look at stop signals while all requests await Futures
-END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +125,9 @@ class Handle:
 
 class Scheduler:
     """Runs at most `max_active` requests together; `queued` more wait in order. One is admitted
-    when the cache blocks that it could need at worst fit beside those reserved for others, so that
-    no forward finds the cache full. Kept texts are dropped to make room.
-
-    With `background`, background work runs while idle, and beside requests every PATIENCE seconds;
-    after `hurry` always. If the loop fails, the active requests fail and the loop goes on."""
+    when the cache blocks that it could need at worst are free in the ledger, so that no forward
+    finds the cache full. Work in the background runs in quiet moments if `background` is set, else
+    only after `hurry`. If the loop fails, the active requests fail and the loop goes on."""
 
     def __init__(self, *, max_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.max_active = max_active
@@ -142,10 +138,8 @@ class Scheduler:
         self._closed = False
         self._request_seconds: float | None = None
         self._restarts = 0
-        self._background: deque[Generator[None]] = deque()
-        self._in_quiet = background
-        self._hurried: set[threading.Event] = set()
-        self._busy_at = self._prepared_at = monotonic()
+        self._ledger = Ledger()
+        self._background = Background(only_hurried=not background)
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
@@ -167,12 +161,12 @@ class Scheduler:
 
     def run_in_background(self, work: Generator[None]) -> None:
         """Do this work one step at a time, between the forwards of requests."""
-        self._background.append(work)
+        self._background.add(work)
         self._notify()
 
     def hurry(self, until: threading.Event) -> None:
         """Do background work beside requests too, until this is set."""
-        self._hurried = {*self._hurried, until}
+        self._background.hurry(until)
         self._notify()
 
     def waiting(self, request: Handle) -> Waiting:
@@ -197,15 +191,16 @@ class Scheduler:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._cancel([*self._active, *self._queue])
-        while self._background:
-            self._background.popleft().close()
+        self._background.close()
 
     def _main(self) -> None:
         while not self._closed:
             try:
                 self._wait_for_work()
                 if self._background_is_due():
-                    self._run_background()
+                    for request in self._active:
+                        request.compiling = True
+                    self._background.step()
                 self.step()
             except BaseException as error:  # whatever failed, the queued requests must go on
                 log.error("The engine's loop failed and goes on.", exc_info=error)
@@ -217,37 +212,13 @@ class Scheduler:
     def _wait_for_work(self) -> None:
         with self._wake:
             while not (self._closed or self._queue or self._active or self._background_is_due()):
-                self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
+                self._wake.wait(self._background.pause)
             if self._active and all(active.awaits for active in self._active):
                 self._wake.wait(AWAIT)
 
     def _background_is_due(self) -> bool:
-        now = monotonic()
-        if self._queue or self._active:
-            self._busy_at = now
-        quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
-        late = late and not any(active.timed for active in self._active)
-        due = self._is_hurried() or (self._in_quiet and (quiet or late))
-        # Compiling starts threads, which is an error once the main thread has ended.
-        return due and bool(self._background) and threading.main_thread().is_alive()
-
-    def _is_hurried(self) -> bool:
-        return not all(until.is_set() for until in self._hurried)
-
-    def _run_background(self) -> None:
-        hurried = self._is_hurried()
-        for request in self._active:
-            request.compiling = True
-        try:
-            ended = next(self._background[0], END) is END
-        except Exception as error:
-            log.error("Work in the background failed and is left.", exc_info=error)
-            ended = True
-        if ended and not self._closed:  # the work can hold the engine last, whose end closes this
-            self._background.popleft()
-        self._prepared_at = monotonic()
-        if hurried:  # a request may have waited for this
-            self._busy_at = self._prepared_at
+        timed = any(active.timed for active in self._active)
+        return self._background.due(busy=bool(self._queue or self._active), timed=timed)
 
     def step(self) -> None:
         """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
@@ -277,19 +248,13 @@ class Scheduler:
                 if not self._queue:
                     return
                 request = self._queue[0]
-                if any(self._unreserved(cache) < count for cache, count in request.blocks.items()):
+                if not self._ledger.reserve(request, request.blocks):
                     return
                 self._active.append(self._queue.popleft())
             for active in self._active:
                 active.max_others = max(active.max_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
-            for cache in request.blocks:
-                cache.make_room(self._unreserved(cache))
             self._resume(request, None)
-
-    def _unreserved(self, cache: PrefixCache) -> int:
-        reserved = sum(request.blocks.get(cache, 0) for request in self._active)
-        return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
         model = batch[0].model
@@ -344,6 +309,7 @@ class Scheduler:
         request.pending = None
         with suppress(Exception):  # it may fail again
             request.work.close()
+        self._ledger.release(request)
         request.error = error
         request.queue.put(END)
 

@@ -132,7 +132,6 @@ def _opened(
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
         template_prefix=template.prefix(tokenizer),
-        draft_later=head is not None,
         head=head,
         head_layers=layers,
         info=PairInfo(

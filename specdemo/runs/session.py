@@ -58,7 +58,6 @@ class Session(AbstractContextManager["Session"]):
     ):
         self.loaded = loaded
         self._tokenizer = loaded.tokenizer
-        self.context_limit = loaded.context_limit
         subject = measured.subject_of(loaded, threads)
         profile = measured.read("profile", subject, Profile) or loaded.typical_profile or Profile()
         try:
@@ -77,6 +76,7 @@ class Session(AbstractContextManager["Session"]):
         except ModelError:
             loaded.check.require()  # raises DamagedModel if a damaged file is the reason
             raise
+        self.context_limit = self.engine.context_limit
         target = self.engine.target("exact")
         self.info = replace(loaded.info, numerics_found=target.description)
 
@@ -119,9 +119,8 @@ class Session(AbstractContextManager["Session"]):
 
     def _events(self, question: Question, request: Request) -> Generator[SessionEvent]:
         settings = question.settings
-        if question.baseline or settings.drafter == "model":
-            measured, numerics = question.measured, settings.numerics
-            yield from self.engine.preparing(numerics, question.stop, measured=measured)
+        if question.measured and (question.baseline or settings.drafter == "model"):
+            yield from self.engine.preparing(settings.numerics, question.stop)
         target = self.engine.target(settings.numerics)
         # Each race begins with the acceptance rates of the first: what a run learns is faster.
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None

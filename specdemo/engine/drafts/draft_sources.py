@@ -138,4 +138,4 @@ class TranslatedSource(ModelSource):
     def _longest(self, tokens: int) -> int:
         """The most draft tokens that a text of `tokens` target tokens may take. Another vocabulary
         may need twice as many; a longer text is not read."""
-        return min(2 * tokens, self.runner.pool.limit * self.runner.block_size // 2)
+        return min(2 * tokens, self.prefixes.capacity * self.decoder.block_size // 2)
