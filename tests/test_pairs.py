@@ -28,7 +28,7 @@ from specdemo.pairs import loading, registry, sources
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
-from specdemo.runs.question import Question
+from specdemo.runs.question import AnswerRun, Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.server.page.model_menu import ModelMenu
@@ -133,7 +133,8 @@ def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
     assert ModelMenu(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
 
 
-def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys):
+def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys, monkeypatch):
+    monkeypatch.setattr(AnswerRun, "share", 1.0)
     assert cli.main(["tune", "tiny", "--limit", "1", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     raced = [draft.name for draft in tiny_pair.drafts]
@@ -141,6 +142,14 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert [row["draft_seconds"] > 0 for row in report["rows"]] == [True, True, False]
     best = max(report["rows"], key=lambda row: row["speedup"])["draft"]
     assert report["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
+
+
+def test_tune_keeps_nothing_where_other_programs_took_the_processor(tiny_pair, capsys, monkeypatch):
+    monkeypatch.setattr(AnswerRun, "share", 0.5)
+    assert cli.main(["tune", "tiny", "--limit", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert "Nothing is kept." in out and "tiny keeps the draft it had" in err
+    assert measured.read("tuned", {"pair": "tiny"}, TuningResult) is None
 
 
 def test_tune_checks_every_draft_before_it_loads_one_and_keeps_nothing_of_a_failure(

@@ -10,7 +10,7 @@ from typing import get_args
 import click
 
 from specdemo.commands.shared import json_option, load_pair, options_of, sectioned, write_report
-from specdemo.errors import naming
+from specdemo.errors import RequestFailed, naming
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Progress, Report, progress_bar
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_of, chosen_pair
@@ -46,13 +46,23 @@ def tune(
     with progress_bar() as bar, naming(lambda field: fields.get(field, "PAIR_OR_MODEL")):
         results = tuple(race_drafts(choice, drafts, limit, bar))
         tuned = TuningResult(datetime.now(UTC).date().isoformat(), results)
-        measured.write("tuned", chosen_pair(choice).subject, tuned)
+        uncounted = next((row for row in results if not row.counted), None)
+        kept = uncounted is None
+        if kept:
+            measured.write("tuned", chosen_pair(choice).subject, tuned)
     machine = hardware.describe()
     rows = [dataclasses.asdict(row) | {"draft": _named(row.draft)} for row in results]
-    decision = f"{pair} drafts by {_named(tuned.winner)} from now on."
+    decision = "Nothing is kept."
+    if kept:
+        decision = f"{pair} drafts by {_named(tuned.winner)} from now on."
     tables = {f"{pair} on {machine}": rows, decision: []}
-    figures = {"machine": machine, "pair": pair, "winner": tuned.winner}
+    figures = {"machine": machine, "pair": pair, "winner": tuned.winner if kept else None}
     write_report(figures | dataclasses.asdict(tuned), json_file, tables)
+    if uncounted:
+        raise RequestFailed(
+            f"With {_named(uncounted.draft)} no race counts ({uncounted.verdict.rstrip('.')}), so "
+            f"{pair} keeps the draft it had; tune it again when other programs rest."
+        )
 
 
 def race_drafts(
@@ -91,6 +101,7 @@ def race_drafts(
             target_seconds=over(1.0, summary["autoregressive_tokens_per_s"]) or 0.0,
             draft_seconds=step,
             verdict=figures.decision.verdict.sentence,
+            counted=figures.decision.verdict.races,
         )
 
 

@@ -30,7 +30,7 @@ VERSION = 14  # changes when figures get another meaning, such as the confidence
 class DraftResult:
     """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
     autoregressive decoding. `draft_seconds`: of a step of the draft model. `verdict`: on its
-    speed-up, as a sentence."""
+    speed-up, as a sentence. `counted`: prompts that count."""
 
     draft: str
     speedup: float
@@ -39,6 +39,7 @@ class DraftResult:
     target_seconds: float
     draft_seconds: float
     verdict: str = ""
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ def write_conversations(
     with tqdm(total=settings.tokens, initial=count, desc="Writing text", unit=" tokens") as bar:
         while count < settings.tokens:
             passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
-            numbers = range(len(known), len(known) + GROUP)
+            wanted = -(-(settings.tokens - count) // longest)
+            numbers = range(len(known), len(known) + min(GROUP, wanted))
             free = numbers[max(len(unanswered) - len(known), 0) :]
             by_target = _write_instructions(loaded, model, free)
             answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
