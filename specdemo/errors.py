@@ -45,3 +45,14 @@ class MissingPackage(SpecdemoError):
     """An optional package is needed; the message says how to install it."""
 
     http_status = 501
+
+
+def install(extra: str) -> str:
+    """The command that installs one of this package's extras, beside a wheel or in a clone."""
+    return f"`pip install 'specdemo[{extra}]'`"
+
+
+TORCH_FIRST = (
+    "on Linux without a GPU first `pip install --index-url https://download.pytorch.org/whl/cpu "
+    "torch`, which saves 4 GB"
+)

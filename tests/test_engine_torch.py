@@ -211,7 +211,7 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
         ("torch:tpu", "", 2, "'torch:tpu' is not a device; choose CPU or one of torch:cpu"),
         ("torch:cuda:7", "", 2, "--device torch:cuda:7: torch"),
         ("torch:hpu", "habana_frameworks", 1, "pip install optimum-habana"),
-        ("torch:cpu", "torch", 1, "pip install -e .[torch]`"),
+        ("torch:cpu", "torch", 1, "pip install 'specdemo[torch]'`"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, device, missing, code, said):

@@ -208,7 +208,7 @@ def serve(capsys, *arguments: str) -> tuple[int, str]:
 def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, message = serve(capsys)
-    assert code == 1 and "pip install -e .[serve]" in message and "--no-ray" in message
+    assert code == 1 and "pip install 'specdemo[serve]'" in message and "--no-ray" in message
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdemo.errors import BadInput, MissingPackage, RequestFailed, SpecdemoError
+from specdemo.errors import BadInput, MissingPackage, RequestFailed, SpecdemoError, install
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Coupling, Settings
 from specdemo.text.templates import Message
@@ -239,7 +239,7 @@ def require_ir(loaded: LoadedPair, engine: str) -> Path:
 
 def require_package(module: str, engine: str, extra: str) -> None:
     if find_spec(module) is None:
-        raise MissingPackage(f"--peers {engine} needs it: run `pip install -e .[{extra}]`.")
+        raise MissingPackage(f"--peers {engine} needs it: run {install(extra)}.")
 
 
 def hf_tokenizer(folder: Path) -> Any:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import replace
 
 from specdemo.commands.shared import chosen_pair, options_of, sectioned
-from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.errors import BadInput, MissingPackage, RequestFailed, install
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
@@ -27,7 +27,7 @@ def serve(options: ServeOptions) -> None:
     elif importlib.util.find_spec("ray") is None:
         raise MissingPackage(
             "serve runs its replicas on Ray Serve, which is not installed: run "
-            "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
+            f"{install('serve')}, or use --no-ray for one engine in this process."
         )
     else:
         serve_on_ray(options)

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from specdemo.convert import ir
-from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
+from specdemo.errors import (
+    TORCH_FIRST,
+    BadInput,
+    FetchError,
+    MissingPackage,
+    SpecdemoError,
+    install,
+)
 from specdemo.host.disk import file_size, link, require_space
 from specdemo.host.hardware import memory_bytes
 from specdemo.host.terminal import Progress, Report, silent
@@ -105,8 +112,9 @@ class ExportPlan:
             kind = ir.read_json(source / "config.json").get("model_type")
             raise MissingPackage(
                 f"{name} ({kind!r:.40}) is of no family that is read here ({', '.join(FAMILIES)}), "
-                f"or has a feature that they lack. Exporting it needs {', '.join(missing)}: `pip "
-                "install -e .[export]`; or `--model` with a folder that optimum-intel exported."
+                f"or has a feature that they lack. Exporting it needs {', '.join(missing)}: "
+                f"{install('export')}, {TORCH_FIRST}; or `--model` with a folder that "
+                "optimum-intel exported."
             )
         if weight_format == "auto":
             large = shape and 2 * shape.bytes(8) > memory_bytes()

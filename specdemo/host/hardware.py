@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from specdemo.engine.checkpoint import TORCH
-from specdemo.errors import FetchError, InvalidOption, MissingPackage
+from specdemo.errors import TORCH_FIRST, FetchError, InvalidOption, MissingPackage, install
 from specdemo.host.terminal import size
 
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
@@ -141,12 +141,12 @@ def require_device(name: str, field: str) -> None:
         devices = ", ".join(TORCH + kind for kind in TORCH_KINDS)
         wrong = "{} {name!r} is not a device; choose CPU or one of {devices}."
         raise InvalidOption(wrong, field, name=name, devices=devices)
-    package, install = "torch", "run `pip install -e .[torch]`"
+    package, advice = "torch", f"run {install('torch')}, {TORCH_FIRST}"
     if kind == "hpu":
         package = "habana_frameworks"
-        install = "install Intel's Gaudi software, then `pip install optimum-habana`"
+        advice = "install Intel's Gaudi software, then `pip install optimum-habana`"
     if find_spec(package) is None:
-        raise MissingPackage(f"The device {name} needs {package}, not installed here; {install}.")
+        raise MissingPackage(f"The device {name} needs {package}, not installed here; {advice}.")
     if kind == "hpu":  # this import adds torch.hpu
         importlib.import_module("habana_frameworks.torch")
     import torch
