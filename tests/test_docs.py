@@ -22,8 +22,8 @@ SOURCES = {
 }
 CONTEXT = click.Context(program)
 OF_OTHERS = set(
-    "--space-sdk --repo-type --delete --retries --head --disable-usage-stats --dashboard-host "
-    "--generate --no-deps --cov --spec-type --commit-message".split()
+    "--space-sdk --repo-type --delete --head --disable-usage-stats --dashboard-host "
+    "--index-url --generate --no-deps --cov --spec-type --commit-message".split()
 )
 """Options of pip, hf, ray, llama.cpp and pytest that the documents name."""
 
