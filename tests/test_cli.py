@@ -123,7 +123,7 @@ def test_run_prints_the_answer_and_its_figures_and_writes_a_trace(loaded, capsys
         f"numerics {trace.pair.numerics_found}",
         "acceptance rate 100%, 4.00 tokens per round; drafting 0.01 s, verifying 0.02 s",
         "autoregressive decoding: 100.0 tokens/s",
-        "3.08 times faster (3.08 to 3.08 in 24 races, 98% sure).",
+        "3.08x: 3.08 to 3.08 over 24 races (98 % confidence).",
         "the two answers are identical, token for token",
     ]
 

@@ -662,9 +662,9 @@ UNDECIDED = "Undecided: 1 of 2 races were faster"
 @pytest.mark.parametrize(
     ("seconds", "headline", "tone", "shown", "gap"),
     [
-        ([], "2.00 times faster in this race", "unclear", (0.08, 0.16), "0.08 s saved"),
-        ([(1, 1.5)] * 6, "1.50 times faster", "faster", (1, 1.5), "0.50 s saved"),
-        ([(1, 0.8)] * 6, "1.25 times slower", "slower", (1, 0.8), "0.20 s lost"),
+        ([], "2.00x in this race", "unclear", (0.08, 0.16), "0.08 s saved"),
+        ([(1, 1.5)] * 6, "1.50x", "faster", (1, 1.5), "0.50 s saved"),
+        ([(1, 0.8)] * 6, "0.80x", "slower", (1, 0.8), "0.20 s lost"),
         ([(1, 0.8), (1, 1.3)], UNDECIDED, "unclear", (1, 0.8), "0.20 s lost"),
     ],
 )

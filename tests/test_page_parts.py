@@ -52,11 +52,11 @@ def changed(baseline: dict | None = None, **changes) -> Trace:
 
 def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     words = wording.verdict(TRACE)
-    assert words["headline"] == "2.00 times faster in this race" and words["tone"] == "unclear"
+    assert words["headline"] == "2.00x in this race" and words["tone"] == "unclear"
     said = "9 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; at least 6 decide"
     assert words["sentence"] == f"{said}; acceptance rate 50%, 1.0 tokens a round."
     words = wording.verdict(at_pace(TRACE, 0.08, 0.04))
-    assert words["headline"] == "2.00 times slower in this race" and words["tone"] == "unclear"
+    assert words["headline"] == "0.50x in this race" and words["tone"] == "unclear"
     assert "0.04 s lost" in words["sentence"]
     assert "1.00 tokens and took as long as 2.00 tokens" in words["notes"][-1]
 
@@ -103,7 +103,7 @@ def test_an_answer_that_loops_is_named_and_not_green_and_a_cut_one_is_named(monk
     assert wording.verdict(TRACE)["notes"] == [cut]
     monkeypatch.setattr(wording, "repeats_itself", lambda tokens: tokens == TRACE.token_ids)
     words = wording.verdict(on_show([TRACE, *(at_pace(TRACE, 1.0, 2.0) for _ in range(6))]))
-    assert words["headline"] == "2.00 times faster" and words["tone"] == "neutral"
+    assert words["headline"] == "2.00x" and words["tone"] == "neutral"
     assert words["notes"] == [wording.LOOP, cut]
 
 
@@ -127,7 +127,7 @@ def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_b
     read = changed({"tokens": tokens}, rounds=rounds, prefill_seconds=0.3)
     said = "With reading the question 1.23 times as fast: 0.39 s instead of 0.48 s. "
     assert wording.reading(read) == f"{said}First token after 0.31 s, without drafts 0.32 s."
-    assert wording.verdict(read)["headline"].startswith("2.00 times faster")
+    assert wording.verdict(read)["headline"].startswith("2.00x")
 
 
 def test_a_run_as_code_asks_the_same_whatever_is_in_the_question():

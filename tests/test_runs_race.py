@@ -80,32 +80,32 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
 @pytest.mark.parametrize(
     ("speedups", "result", "sentence"),
     [
-        ([], "undecided", "Not counted: it rained (at least 6 decide)."),
+        ([], "undecided", "Not counted: it rained: at least 6 decide."),
         (
             [1.42],
             "undecided",
-            "1.42 times faster in this race (at least 6 decide). 3 not counted: it rained.",
+            "1.42x in this race: at least 6 decide. 3 not counted: it rained.",
         ),
-        ([1.0], "undecided", "As fast as without drafts in this race"),
+        ([1.0], "undecided", "1.00x in this race"),
         (
             [0.9, 1.2],
             "undecided",
-            "Undecided: 1 of 2 races were faster (0.90 to 1.20 times as fast in 2 races, at",
+            "Undecided: 1 of 2 races were faster: 0.90 to 1.20 over 2 races (at least 6 decide)",
         ),
         (
             [1.2] * 5,
             "undecided",
-            "Undecided: 5 of 5 races were faster (1.20 to 1.20 times as fast in 5 races, at least",
+            "Undecided: 5 of 5 races were faster: 1.20 to 1.20 over 5 races (at least",
         ),
         ([1.0, 1.26] * 4, "undecided", "Undecided: 4 of 8 races were faster"),
-        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster (1.00 to 1.00"),
+        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster: 1.00 to 1.00"),
         (
             [1.43, 1.39, 1.48, 1.43, 1.44, 1.42],
             "faster",
-            "1.43 times faster (1.39 to 1.48 in 6 races, 97% sure). 3 not",
+            "1.43x: 1.39 to 1.48 over 6 races (97 % confidence). 3 not",
         ),
-        ([0.9, *[1.05] * 11], "faster", "1.05 times faster (1.05 to 1.05 in 12"),
-        ([0.8, 0.5, 0.8] * 2, "slower", "1.25 times slower (0.50 to 0.80 times as fast in 6 races"),
+        ([0.9, *[1.05] * 11], "faster", "1.05x: 1.05 to 1.05 over 12"),
+        ([0.8, 0.5, 0.8] * 2, "slower", "0.80x: 0.50 to 0.80 over 6 races"),
     ],
 )
 def test_a_difference_is_claimed_where_the_medians_interval_shows_it(speedups, result, sentence):
@@ -204,7 +204,7 @@ def test_what_cannot_be_compared_is_not_repeated():
 
 def test_the_page_words_the_race_on_show_and_lists_the_others():
     words = wording.verdict(raced((0.111, 0.202), (0.2, 0.32), (0.4, 0.5), *[(0.1, 0.161)] * 4))
-    assert (words["headline"], words["tone"]) == ("1.61 times faster", "faster")
+    assert (words["headline"], words["tone"]) == ("1.61x", "faster")
     assert words["sentence"].startswith("9 tokens in 0.10 s instead of 0.16 s, 0.06 s saved; 1.25")
     [shown, watched, *others] = words["races"]
     assert f"{shown['speedup']:.2f}" == "1.61" and not shown["why"]
@@ -250,9 +250,9 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
             stop.set()
     *_, again, done = sent
     assert again["phase"] == "again" and "trace" not in again
-    assert again["verdict"]["headline"] == "1.52 times faster in this race"
+    assert again["verdict"]["headline"] == "1.52x in this race"
     assert done["phase"] == "done" and len(done["trace"]["repeats"]) == (0 if stopped else 24)
-    assert done["verdict"]["headline"] == "1.52 times faster" + " in this race" * stopped
+    assert done["verdict"]["headline"] == "1.52x" + " in this race" * stopped
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
 
 

@@ -388,7 +388,7 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     *_, last = streamed(served[0], "benchmark", "tab-1", **settings)
     assert last["phase"] == "done"
     # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
-    told = "1.74 times faster (1.74 to 1.74 in 8 prompts, 99% sure)."
+    told = "1.74x: 1.74 to 1.74 over 8 prompts (99 % confidence)."
     assert last["sentence"].startswith(told)
     rows = last["report"]["rows"]
     assert len(rows) == 10

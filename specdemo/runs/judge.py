@@ -72,13 +72,12 @@ class Verdict:
         few = f"at least {MIN_RACES} decide"
         if self.races < 2:
             return few
-        fast = "" if self.result == "faster" else " times as fast"
-        words = f"{low:.2f} to {high:.2f}{fast} in {self.races} {self.unit}s, "
-        return words + (few if self.races < MIN_RACES else f"{self.sure:.0%} sure")
+        sure = f"{100 * self.sure:.0f} % confidence" if self.races >= MIN_RACES else few
+        return f"{low:.2f} to {high:.2f} over {self.races} {self.unit}s ({sure})"
 
     @property
     def sentence(self) -> str:
-        words = f"{self.headline} ({self.detail})."
+        words = f"{self.headline}: {self.detail}."
         if self.uncounted and self.races:
             words += f" {self.uncounted} not counted: {self.why}."
         return words
@@ -115,11 +114,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def times(speedup: float) -> str:
-    """A speed-up in words."""
-    if round(speedup, 2) == 1:
-        return "As fast as without drafts"
-    faster = speedup > 1
-    return f"{speedup if faster else 1 / speedup:.2f} times {'faster' if faster else 'slower'}"
+    """A speed-up as it is written everywhere."""
+    return f"{speedup:.2f}x"
 
 
 def starved(share: float) -> str:
