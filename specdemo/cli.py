@@ -28,6 +28,7 @@ COMMANDS = {
     "audit": ("audit", "Test that speculative decoding is lossless."),
     "load": ("bench", "Measure a server under load."),
     "export": ("pairs", "Make OpenVINO IR of a PyTorch checkpoint or a GGUF file."),
+    "cache": ("pairs", "List or remove the models that were made here."),
     "train-draft": ("drafts", "Train a draft head for a target model."),
     "serve": ("serve", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("pairs", "Show what was measured of models on this machine."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -24,7 +25,7 @@ from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, FetchError, RequestFailed
 from specdemo.host import disk, hardware, measured
 from specdemo.host.measured import DraftResult, TuningResult
-from specdemo.pairs import loading, registry, sources
+from specdemo.pairs import hub, loading, registry, sources, storage
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
@@ -351,3 +352,52 @@ def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
 
 def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):
     assert embedded_pair.info.target_weights == embedded_pair.info.draft_weights == "int8"
+
+
+# Models on this disk.
+
+
+@pytest.fixture
+def stored(monkeypatch, tmp_path):
+    """Two exports with equal weights, and a third one."""
+    monkeypatch.setattr(disk, "cache_home", lambda: tmp_path)
+    for name, weights in (("a-int8", b"1" * 1000), ("a-auto", b"1" * 1000), ("b", b"2" * 500)):
+        (scratch := tmp_path / "exported" / "scratch-1" / "ir").mkdir(parents=True)
+        (scratch / "openvino_model.bin").write_bytes(weights)
+        hub.put(scratch, tmp_path / "exported" / name)
+        os.rmdir(scratch.parent)
+    return tmp_path / "exported"
+
+
+def test_equal_weights_take_their_place_once_and_stay_when_one_of_them_goes(stored, capsys):
+    same = [stored / name / "openvino_model.bin" for name in ("a-int8", "a-auto")]
+    assert os.path.samefile(*same)
+    assert 1500 < sum(model.bytes for model in storage.stored_models()) < 2500
+    assert cli.main(["cache", "--remove", "exported/a-int8", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == {"exported/a-auto", "exported/b"}
+    assert not same[0].exists() and hub.damaged(stored / "a-auto") == []
+
+
+def test_a_damaged_file_is_not_shared(stored, tmp_path):
+    (stored / "b" / "openvino_model.bin").write_bytes(b"3" * 500)
+    (scratch := tmp_path / "exported" / "new").mkdir()
+    (scratch / "openvino_model.bin").write_bytes(b"2" * 500)
+    hub.put(scratch, stored / "c")
+    assert hub.damaged(stored / "c") == []
+
+
+def test_models_not_used_for_days_are_removed_and_one_that_is_loaded_counts_as_used(stored, capsys):
+    for folder in stored.iterdir():
+        os.utime(folder, (0, 0))
+    storage.mark_used(stored / "b")
+    assert cli.main(["cache", "--unused", "30"]) == 0
+    assert [folder.name for folder in stored.iterdir() if folder.is_dir()] == ["b"]
+    assert "less than a day" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nothing", "exported", "exported/../exported/b", "/"])
+def test_only_a_model_that_is_listed_can_be_removed(stored, capsys, name):
+    assert cli.main(["cache", "--remove", "exported/b", "--remove", name]) == 2
+    assert f"--remove {name}: there is no such model" in capsys.readouterr().err
+    assert len(storage.stored_models()) == 3

@@ -1,5 +1,5 @@
-"""`specdemo pairs`, `fetch`, `export` and `machine`: the models of this machine, and what was
-measured of them."""
+"""`specdemo pairs`, `fetch`, `export`, `cache` and `machine`: the models of this machine, and what
+was measured of them."""
 
 import dataclasses
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from specdemo.commands.shared import json_option, load_pair, write_report
+from specdemo.commands.shared import completing, json_option, load_pair, write_report
 from specdemo.errors import DamagedModel, naming
-from specdemo.host.terminal import progress_bar
+from specdemo.host.terminal import progress_bar, size
 
 
 @click.command()
@@ -33,12 +33,21 @@ def pairs(json_file: str | None) -> None:
         }
         for pair in PAIRS
     ]
-    shown = [{name: row[name] for name in row if name != "draft"} for row in rows]  # of `drafts`
+    shown = []
+    for row in rows:
+        others = len(row["drafts"]) - 1
+        draft = f"{row['draft'] or '-'}{f', +{others}' if others > 0 else ''}"
+        speed = row["measured"] or row["expected"]
+        hidden = {"drafts", "expected", "measured"}
+        left = {name: value for name, value in row.items() if name not in hidden}
+        shown.append(left | {"draft": draft, "speed": speed})
     write_report(rows, json_file, {"The pairs on this machine": shown})
 
 
 @click.command()
-@click.argument("pair", help="A name that `specdemo pairs` lists.")
+@click.argument(
+    "pair", help="A name that `specdemo pairs` lists.", shell_complete=completing("pair")
+)
 def fetch(pair: str) -> None:
     from specdemo.pairs.registry import ModelChoice, find_pair
 
@@ -60,6 +69,7 @@ def fetch(pair: str) -> None:
     metavar="SOURCE",
     help="A PyTorch checkpoint (a folder or a Hub repository) or a GGUF file (FILE.gguf or "
     "OWNER/NAME:FILE.gguf).",
+    shell_complete=completing("model"),
 )
 @click.argument("out", type=click.Path(path_type=Path), help="The folder to make.")
 @click.option("--weight-format", type=click.Choice(("int8", "int4", "fp16")), default="int8")
@@ -73,6 +83,37 @@ def export(source: str, out: Path, weight_format: str) -> None:
         [fetched] = sources.fetch([model], bar, to_run=False)
         export(fetched.folder, out, weight_format, bar, name=model.name)
     click.echo(f"{out} holds the IR of {model.name} ({weight_format})")
+
+
+@click.command()
+@click.option("--remove", multiple=True, metavar="NAME", help="Delete this model; may be repeated.")
+@click.option(
+    "--unused", type=click.FloatRange(0), metavar="DAYS", help="Delete all not used for so long."
+)
+@json_option
+def cache(remove: tuple[str, ...], unused: float | None, json_file: str | None) -> None:
+    from specdemo.host import disk
+    from specdemo.pairs import storage
+
+    models = storage.stored_models()
+    if unused is not None:
+        remove += tuple(model.name for model in models if model.unused_days >= unused)
+    removed = set(remove)
+    storage.remove(removed)
+    rows = [dataclasses.asdict(model) for model in models if model.name not in removed]
+    freed = sum(model.bytes for model in models if model.name in removed)
+    total = size(sum(row["bytes"] for row in rows))
+    title = f"{total} in {disk.cache_home()}" + (f", {size(freed)} removed" if removed else "")
+    shown = [
+        {"name": row["name"], "size": size(row["bytes"]), "unused for": _days(row["unused_days"])}
+        for row in rows
+    ]
+    write_report(rows, json_file, {title: shown})
+    click.echo("`hf cache list` shows what was downloaded from the Hub.", err=True)
+
+
+def _days(days: float) -> str:
+    return "less than a day" if days < 1 else f"{days:.0f} day{'s' * (days >= 1.5)}"
 
 
 @click.command()

@@ -278,7 +278,21 @@ def put(scratch: Path, folder: Path) -> None:
     hashes = {path.name: disk.sha256(path) for path in files}
     (scratch / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
+    _link_equal(scratch, hashes, folder.parent)
     scratch.rename(folder)
+
+
+def _link_equal(scratch: Path, hashes: dict[str, str], models: Path) -> None:
+    """Make files in `scratch` that a folder in `models` has too hard links to that folder's: the
+    same weights, converted from another place or under another name, take disk space once."""
+    for other in filter(is_complete, models.iterdir()):
+        with suppress(OSError, FetchError):  # no hard links on this disk, or a damaged manifest
+            names = {digest: name for name, digest in _known_hashes(other).items()}
+            for name, digest in hashes.items():
+                same = other / names.get(digest, "")
+                if same.is_file() and disk.sha256(same) == digest:
+                    (scratch / "link").hardlink_to(same)
+                    (scratch / "link").replace(scratch / name)
 
 
 def is_complete(folder: Path) -> bool:

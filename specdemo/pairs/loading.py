@@ -19,7 +19,7 @@ from specdemo.host import measured
 from specdemo.host.disk import file_size
 from specdemo.host.hardware import on_torch, require_memory
 from specdemo.host.terminal import Report, silent, size
-from specdemo.pairs import embedded, sources
+from specdemo.pairs import embedded, sources, storage
 from specdemo.pairs.hub import WORKING_BYTES, Check, Snapshot
 from specdemo.pairs.registry import NO_DRAFT, Pair, PairInfo
 from specdemo.pairs.sources import Source
@@ -74,6 +74,8 @@ def load_pair(pair: Pair, report: Report = silent) -> LoadedPair:
     BadInput for models that cannot be used."""
     pair = replace(pair, drafts=chosen_draft(pair))
     models = fetch_pair(pair, report)
+    for model in models:
+        storage.mark_used(model.folder)
     weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
     require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([model.folder for model in models])
