@@ -15,11 +15,13 @@ from unittest.mock import Mock, patch
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from conftest import ROOT, python, specdemo
 from helpers import race_trace
 from rich.console import Console
 
 from specdemo import cli
+from specdemo.cli import program
 from specdemo.commands import run, shared
 from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
 from specdemo.engine.scheduler import Waiting
@@ -339,3 +341,27 @@ def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
     terminal.show("title", [{"id": "\x1b[31m[red]\x1b]0;title\x07"}], sys.stdout)
     out = capsys.readouterr().out
     assert "\x1b" not in out and "[red]" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "proposed"),
+    [
+        (["run", "--pair"], "dolly-3b", {"dolly-3b", "dolly-3b-int4"}),
+        (["fetch"], "emb", {"embedded"}),
+        (["tune"], "gpt2", {"gpt2-xl"}),
+        (["run", "--drafter"], "", {"auto", "model", "lookup", "none"}),
+        (["run", "--draft-tokens"], "", {"auto"}),
+        (["export", "x", "y", "--weight-format"], "int", {"int8", "int4"}),
+    ],
+)
+def test_a_shell_completes_pairs_and_choices(words, begun, proposed):
+    complete = BashComplete(program, {}, "specdemo", "_SPECDEMO_COMPLETE")
+    assert {item.value for item in complete.get_completions(words, begun)} == proposed
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--json"], ["run", "--model"], ["bench", "--html"], ["export"]]
+)
+def test_a_shell_completes_files(words):
+    complete = BashComplete(program, {}, "specdemo", "_SPECDEMO_COMPLETE")
+    assert {item.type for item in complete.get_completions(words, "a")} == {"file"}

@@ -9,7 +9,14 @@ from typing import get_args
 
 import click
 
-from specdemo.commands.shared import json_option, load_pair, options_of, sectioned, write_report
+from specdemo.commands.shared import (
+    completing,
+    json_option,
+    load_pair,
+    options_of,
+    sectioned,
+    write_report,
+)
 from specdemo.errors import RequestFailed, naming
 from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Progress, Report, progress_bar
@@ -20,12 +27,18 @@ TOKENS = 64  # of the longest answer
 
 
 @sectioned()
-@click.argument("pair", metavar="PAIR_OR_MODEL", help="A pair, or a model as `run` takes it.")
+@click.argument(
+    "pair",
+    metavar="PAIR_OR_MODEL",
+    help="A pair, or a model as `run` takes it.",
+    shell_complete=completing("pair"),
+)
 @click.option(
     "--assistant-model",
     "drafts",
     multiple=True,
     metavar="DIR_OR_REPO",
+    shell_complete=completing("model"),
     help="A further draft to race, such as one that `train-draft` made; may be repeated.",
 )
 @click.option("--weight-format", type=click.Choice(get_args(WeightFormat)), default="auto")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from specdemo.errors import BadInput, SpecdemoError, naming
 from specdemo.host.disk import replacing
@@ -62,6 +63,7 @@ def json_option(command: Command) -> Command:
         "json_file",
         metavar="FILE",
         callback=lambda context, param, value: check_output(value, "--json"),
+        shell_complete=completing("file"),
         help="Write the result as JSON ('-' for standard output).",
     )(command)
 
@@ -121,6 +123,7 @@ def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Comman
         multiple=several,
         **({} if required else {"default": default if flag or default is None else str(default)}),
         metavar=None if flag else metadata.get("metavar") or _metavar(hint),
+        shell_complete=completing(field.name, metadata.get("metavar") or _metavar(hint)),
         help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
         cls=SectionedOption,
         section=SECTIONS.get(next(owners).__name__, "Options"),
@@ -132,6 +135,23 @@ def _metavar(hint: Any) -> str:
     if values := sum((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()):
         return "|".join(values)
     return "N" if int in kinds else "X" if float in kinds else "NAME"
+
+
+def completing(name: str, metavar: str = "") -> Callable[..., list[CompletionItem]]:
+    """What a shell proposes for the field `name`: pairs, models, files, or the words of its
+    `metavar`."""
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        if name in ("model", "assistant_model", "file") or metavar in ("FILE", "DIR"):
+            return [CompletionItem(begun, type="file")]
+        words = [word for word in metavar.split("|") if word.islower()] if "|" in metavar else []
+        if name in ("pair", "target"):
+            from specdemo.pairs.registry import PAIRS
+
+            words = [pair.name for pair in PAIRS]
+        return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+    return complete
 
 
 def option_name(field: str) -> str:

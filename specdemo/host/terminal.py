@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ Table = Sequence[Mapping[str, Any]]
 """Rows, which map the names of columns to values."""
 
 PIPE_WIDTH = 120  # columns of a table where there is no terminal and no COLUMNS
+GAP = 2  # characters between two columns of a table
 LINE_SECONDS = 5.0  # between lines on the same step, where there is no terminal
 
 
@@ -105,12 +106,18 @@ def text(value: Any) -> str:
 
 
 def show(title: str | None, table: Table, out: TextIO) -> None:
-    """Print a table; nothing if it has no rows."""
+    """Print a table without its empty columns; nothing if it has no rows. Words are not broken, if
+    the longest of each column fit beside each other."""
     from rich import box, console
     from rich.table import Table as RichTable
 
     if not table:
         return
+    names = [name for name in table[0] if any(row[name] not in (None, "") for row in table)]
+    cells = {name: [printable(text(row[name])) for row in table] for name in names}
+    titles = {name: name.replace("_", " ") for name in names}
+    width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    drawing = console.Console(file=out, width=width, markup=False, highlight=False)
     drawn = RichTable(
         title=title,
         title_justify="left",
@@ -118,13 +125,32 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
         collapse_padding=True,
         pad_edge=False,
     )
-    for name, value in table[0].items():
-        justify: Literal["left", "right"] = "left" if isinstance(value, str) else "right"
-        drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
-    for row in table:
-        drawn.add_row(*(printable(text(value)) for value in row.values()))
-    width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    console.Console(file=out, width=width, markup=False, highlight=False).print(drawn)
+    columns = [[titles[name], *cells[name]] for name in names]
+    widths = _widths(columns, drawing.width - GAP * len(names))
+    for index, name in enumerate(names):
+        left = any(isinstance(row[name], str) for row in table)
+        drawn.add_column(
+            titles[name],
+            justify="left" if left else "right",
+            overflow="fold",
+            width=widths[index] if widths else None,
+        )
+    for row in zip(*cells.values(), strict=True):
+        drawn.add_row(*row)
+    drawing.print(drawn)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Characters for each column, so that all fit into `room` and no word is broken; none if that
+    cannot be. The columns with the most room to spare beside their longest word are narrowed."""
+    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+    if sum(words) > room:
+        return []
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda index: widths[index] - words[index])
+        widths[widest] -= 1
+    return widths
 
 
 @contextmanager
