@@ -33,14 +33,11 @@ def pairs(json_file: str | None) -> None:
         }
         for pair in PAIRS
     ]
-    shown = []
-    for row in rows:
-        others = len(row["drafts"]) - 1
-        draft = f"{row['draft'] or '-'}{f', +{others}' if others > 0 else ''}"
-        speed = row["measured"] or row["expected"]
-        hidden = {"drafts", "expected", "measured"}
-        left = {name: value for name, value in row.items() if name not in hidden}
-        shown.append(left | {"draft": draft, "speed": speed})
+    shown = [
+        {name: row[name] for name in row if name not in ("drafts", "expected", "measured")}
+        | {"speed": row["measured"] or row["expected"]}
+        for row in rows
+    ]
     write_report(rows, json_file, {"The pairs on this machine": shown})
 
 
