@@ -15,10 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+
+from specdemo.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXAMPLES = ROOT / "examples"
 FILES = {"": "requirements.txt"} | {
     extra: f"requirements-{extra}.txt" for extra in PROJECT["optional-dependencies"]
 }
@@ -117,3 +121,28 @@ def test_the_wheel_holds_the_whole_package_and_its_command_answers(installed, em
     options = ("--pair", "embedded", "--max-new-tokens", "8")
     answer = run(installed, "specdemo", "run", "Name a colour.", *options)
     assert len(answer.split()) >= 2
+
+
+def serve_configs() -> list[dict]:
+    """The configurations of Ray Serve among the examples, one of them within a RayService."""
+    service = next(
+        document
+        for document in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+        if document["kind"] == "RayService"
+    )
+    own = yaml.safe_load((EXAMPLES / "serve_config.yaml").read_text())
+    return [own, yaml.safe_load(service["spec"]["serveConfigV2"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", serve_configs())
+def test_the_examples_for_ray_serve_are_what_ray_and_the_application_read(config):
+    from ray.serve.schema import ServeDeploySchema
+
+    from specdemo.server import ray
+
+    [application] = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "specdemo.server.ray:app"
+    assert ray.app(application.args)
+    with pytest.raises(BadInput, match="ongoing"):
+        ray.app(application.args | {"ongoing": 8})
