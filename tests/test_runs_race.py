@@ -231,6 +231,12 @@ def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched()
         from_json(json.dumps(old))
 
 
+@pytest.mark.parametrize("seconds", [1e-9, 1e-4, 1e4])
+def test_a_race_that_was_saved_reads_back_however_much_its_runs_differ(seconds):
+    trace = raced((0.1, 0.14), (0.1, seconds))
+    assert from_json(trace.to_json()) == trace
+
+
 # Races of a session
 
 

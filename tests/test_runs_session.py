@@ -329,3 +329,10 @@ def test_a_thread_that_ends_meanwhile_leaves_no_negative_share(chat, monkeypatch
     counts = iter([Counter(ended=10**12, other=1), Counter(other=2)])
     monkeypatch.setattr(requests, "waiting_times", lambda: next(counts))
     assert 0 <= answered(chat, "Hi", Settings(max_new_tokens=3)).share <= 1
+
+
+def test_json_ends_where_it_ends_though_a_stop_token_is_ignored(embedded_session):
+    schema = '{"enum": ["yes", "no"]}'
+    settings = Settings(max_new_tokens=20, json_schema=schema, ignore_eos=True)
+    trace = trace_of(embedded_session.ask(Question("Is it so?", settings)))
+    assert trace.text in ('"yes"', '"no"') and trace.finish_reason == "stop"

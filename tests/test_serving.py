@@ -21,6 +21,7 @@ import openai
 import pytest
 from helpers import CHATML, paths, served, until
 from pydantic import ValidationError
+from tokenizers import normalizers
 from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
 from specdemo.engine import scheduler
@@ -243,6 +244,13 @@ def test_a_chat_has_the_log_probabilities_of_its_tokens(client):
     assert stopped.message.content == read(stopped.logprobs) == "One "
 
 
+def test_streamed_log_probabilities_stand_beside_their_text(client):
+    for chunk in streamed(client, logprobs=True, max_tokens=5, temperature=0):
+        choice = chunk.choices[0]
+        entries = choice.logprobs.content if choice.logprobs else []
+        assert (choice.delta.content or "") == "".join(entry.token for entry in entries)
+
+
 @pytest.mark.parametrize("trace", [False, True])
 def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, monkeypatch, trace):
     def written(token):
@@ -322,6 +330,24 @@ def test_tokens_that_are_parts_of_a_character_have_their_own_bytes_and_true_offs
     assert all(len(likely) >= 3 for likely in completed.logprobs.top_logprobs[1:])
 
 
+def test_offsets_are_of_the_text_that_is_sent_back_where_characters_are_composed():
+    """The prompt has an e and an accent, of which the tokenizer makes one character."""
+    pair, path = byte_pair(), TOKENIZER.with_name("composing")
+    library = Tokenizer(TOKENIZER)._parsing
+    library.normalizer = normalizers.NFC()
+    library.save(str(path))
+    pair = replace(pair, tokenizer=Tokenizer(path))
+    how = {"echo": True, "logprobs": 0, "max_tokens": 2, "temperature": 0, "model": "Scripted-1"}
+    with ToySession("ab", loaded=pair, info=INFO) as toy, served(toy) as server:
+        answer = client_of(server).completions.create(prompt="e\u0301 x e\u0301y", **how)
+    [choice] = answer.choices
+    assert choice.text == "\u00e9 x \u00e9yab"
+    offsets = choice.logprobs.text_offset
+    for token, begin in zip(choice.logprobs.tokens, offsets, strict=True):
+        part = choice.text[begin]
+        assert token == part or (token.startswith("bytes:") and part in "\u00e9 y")
+
+
 @pytest.fixture(scope="module")
 def filling():
     """A vocabulary with the markers to fill in text."""
@@ -383,6 +409,9 @@ def test_limits_and_sampling_reach_the_engine(client, toy):
     chat(client)
     assert (first.temperature, first.top_p, first.max_new_tokens) == (1.0, 1.0, 8)
     assert toy.questions[-1].settings.seed != first.seed, "without a seed answers vary"
+    chat(client, seed=-7, top_p=0)
+    settings = toy.questions[-1].settings
+    assert (settings.seed, settings.top_p) == (2**63 - 7, 0)
     chat(client, seed=-1, extra_body={"top_k": -1})
     assert toy.questions[-1].settings.seed != first.seed and toy.questions[-1].settings.top_k == 0
 

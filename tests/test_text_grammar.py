@@ -257,6 +257,8 @@ REFUSED = [
     ({"type": "string", "minLength": 20_000}, "minLength 20,000; at most 2,000"),
     ({"properties": {"a": {"const": "x" * 20_000}}}, "20,002 characters; at most 5,000"),
     ({"pattern": "^(ab){10000}$"}, "count 10,000 in a pattern"),
+    ({"pattern": "^[a{]{2,10000}$"}, "count 10,000 in a pattern"),
+    ({"pattern": r"^\\{10000}$"}, "count 10,000 in a pattern"),
     ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
     ({"format": "time", "allOf": 3}, "allOf must be an array"),
@@ -266,6 +268,11 @@ REFUSED = [
     ),
     *((schema, r"^json_schema has the number -?\d+, and digits of") for schema in BEYOND_DOUBLES),
 ]
+
+
+@pytest.mark.parametrize("pattern", ["^ISO,9001$", r"^\{9001\}$", "^[{9001}]$", "^a{1,20}9001$"])
+def test_a_number_in_a_pattern_is_no_count(grammars, pattern):
+    grammars.compiled(json.dumps({"type": "string", "pattern": pattern}))
 
 
 @pytest.mark.parametrize(("schema", "words"), REFUSED)

@@ -58,6 +58,11 @@ class Question:
     continues: bool = False
 
     @property
+    def ignores_end(self) -> bool:
+        """Whether the answer goes on after a token that ends it; JSON and calls do not."""
+        return self.settings.ignore_eos and not (self.settings.json_schema or self.tools)
+
+    @property
     def instruction(self) -> str:
         """The prompt in words: the text, the last message, or the title."""
         if self.title or isinstance(self.prompt, str) or not self.prompt:

@@ -226,7 +226,7 @@ class Session(AbstractContextManager["Session"]):
             options["constraint"] = start()
         if question.prediction:
             options["prediction"] = question.prediction[: self.context_limit]
-        stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
+        stop_ids = frozenset() if question.ignores_end else loaded.stop_ids
         return kind(
             tokens,
             Sampling(**{field.name: getattr(settings, field.name) for field in fields(Sampling)}),

@@ -39,6 +39,12 @@ def _biases(value: object) -> object:
     return tuple(biases.items())
 
 
+def _seed(value: object) -> object:
+    """A negative seed of 64 bits, which OpenAI's API has too, as another one."""
+    negative = type(value) is int and -(2**63) <= value < 0
+    return value % 2**63 if negative else value  # type: ignore[operator]
+
+
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Settings:
     """How to answer. `draft_tokens` None is an adaptive draft length, "auto" outside of Python."""
@@ -61,8 +67,8 @@ class Settings:
     temperature: Annotated[Real, Field(ge=0, le=5)] = option(
         0.0, "0 takes the likeliest token; above, tokens are sampled"
     )
-    top_p: Annotated[Real, Field(gt=0, le=1)] = option(
-        1.0, "sample among the likeliest tokens that hold this probability"
+    top_p: Annotated[Real, Field(ge=0, le=1)] = option(
+        1.0, "sample among the likeliest tokens that hold this probability; 0 for the likeliest one"
     )
     top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(
         0, "sample among so many likeliest tokens; 0 for all"
@@ -70,7 +76,9 @@ class Settings:
     min_p: Annotated[Real, Field(ge=0, le=1)] = option(
         0.0, "sample among tokens with at least this share of the likeliest one's probability"
     )
-    seed: Annotated[Whole, Field(ge=0, le=2**63 - 1)] = option(0, "seed of the sampling")
+    seed: Annotated[Whole, Field(ge=0, le=2**63 - 1), BeforeValidator(_seed)] = option(
+        0, "seed of the sampling"
+    )
     presence_penalty: Annotated[Real, Field(ge=-2, le=2)] = option(
         0.0, "lowers the logits of tokens that the answer has"
     )
@@ -84,7 +92,10 @@ class Settings:
         tuple[tuple[Annotated[Whole, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]], ...],
         BeforeValidator(_biases),
     ] = option((), "adds BIAS to the logit of a token id; may be repeated", metavar="ID:BIAS")
-    ignore_eos: bool = option(False, "go on after a token that ends the answer")
+    ignore_eos: bool = option(
+        False,
+        "go on after a token that ends the answer; not where it follows a schema or calls tools",
+    )
     stop: Annotated[
         tuple[StopString, ...],
         Field(max_length=16, fail_fast=True),

@@ -202,7 +202,7 @@ class Answers:
         BadInput or Busy before the first piece."""
         reader = CallReader(question.tools)
         content, scored = self._echo(question)
-        ends = () if question.settings.ignore_eos else self._loaded.stop_ids
+        ends = () if question.ignores_end else self._loaded.stop_ids
         echoed, spelled, sent = len(content), 0, 0  # characters of the prompt and of the answer
         unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._session.ask(question)) as events:
@@ -245,9 +245,15 @@ class Answers:
         prompt, title = cast(tuple[int, ...], question.prompt), question.title
         # Special tokens that the caller has spelled have a text; one before the text has none.
         stream = TextStream(self._tokenizer, special=self._tokenizer.decode(prompt) != title)
-        *offsets, end = accumulate((len(stream.push(id)) for id in prompt), initial=0)
-        surplus = end + len(stream.rest()) - len(title)
-        offsets = [max(offset - surplus, 0) for offset in offsets]
+        pieces = [*map(stream.push, prompt), stream.rest()]
+        text = "".join(pieces)
+        surplus = len(text) - len(title)
+        if not text.endswith(title):  # a tokenizer that composes characters reads another text
+            added = prompt[0] in self._tokenizer.special_ids and not title.startswith(pieces[0])
+            surplus = len(pieces[0]) if added else 0
+            title = text[surplus:]
+        begins = accumulate(map(len, pieces[:-1]), initial=0)
+        offsets = [max(begin - surplus, 0) for begin in begins]
         run = self._session.submit(question, PromptLogprobs, logprobs=request.top_count)
         scored = map(self._scored, prompt[1:], run.result() or (), offsets[1:])
         return title, [ScoredToken((self._bytes_of(prompt[0]),)), *scored]

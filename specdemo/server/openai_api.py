@@ -136,7 +136,8 @@ class ChoiceWriter:
         """The choices of chunks for what is new; there may be none."""
         deltas: list[dict[str, Any]] = []
         if self._chat and not self._begun:
-            deltas.append({"role": "assistant", "content": ""})
+            role = {"delta": {"role": "assistant", "content": ""}}
+            yield {"index": self._index, **role, "logprobs": None, "finish_reason": None}
         if self._text or self._tokens:
             deltas.append({"content": self._text})
         if self._calls:

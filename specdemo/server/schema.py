@@ -234,7 +234,8 @@ class ChatRequest(CommonRequest):
         calls = sum(len(call.arguments) for turn in self.turns for call in turn.calls)
         tools = len(self.callable_tools.functions) if self.callable_tools else 0
         variables = len(json.dumps(self.chat_template_kwargs or {}))
-        texts = sum(len(turn.content) for turn in self.turns) + len(self.predicted)
+        texts = sum(len(turn.content) + len(turn.more) for turn in self.turns)
+        texts += len(self.predicted)
         return texts + calls + tools + variables
 
     @model_validator(mode="after")

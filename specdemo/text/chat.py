@@ -56,7 +56,13 @@ class ToolCall(Strict, extra="ignore"):
     function: CalledFunction
 
 
-class ChatMessage(Strict, extra="ignore"):
+REASONING = "reasoning_content", "reasoning", "thinking"
+"""Names of what an assistant thought before it answered: each template reads one of them."""
+
+
+class ChatMessage(Strict, extra="allow"):
+    """A message. Fields that are not declared are the template's to read."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
@@ -68,8 +74,18 @@ class ChatMessage(Strict, extra="ignore"):
         calls = [FunctionCall(**dict(call.function), id=call.id) for call in self.tool_calls or ()]
         role = "system" if self.role == "developer" else self.role
         name = self.name if role == "tool" else ""  # others' names would change their text
-        text = text_of(self.content)
-        return Message(role, text, tuple(calls), self.tool_call_id or "", name or "")
+        text, extra = text_of(self.content), self.model_extra or {}
+        more = {name: value for name, value in extra.items() if value not in (None, "", [], {})}
+        if thought := next((more[name] for name in REASONING if name in more), None):
+            more = dict.fromkeys(REASONING, thought) | more
+        try:
+            fields = json.dumps(more)
+        except (TypeError, ValueError, RecursionError) as error:
+            names = ", ".join(more)
+            raise BadInput(
+                f"messages: {names:.100} cannot be passed on: {error}.", "messages"
+            ) from None
+        return Message(role, text, tuple(calls), self.tool_call_id or "", name or "", fields)
 
 
 class Function(Strict):

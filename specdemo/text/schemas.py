@@ -37,7 +37,8 @@ SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
 SCHEMAS_BY_NAME = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
 DATA = "enum", "const", "default", "examples"  # keywords whose values are no schemas
 VALUES = "const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
-COUNT = re.compile(r"[{,]([0-9]{1,18})")
+COUNT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{([0-9]{1,18})(?:,([0-9]{0,18}))?\}", re.S)
+"""Finds the counts of repetitions in a pattern; escapes and classes, which have none, whole."""
 EXACT = 2**53  # llguidance computes with doubles, which hold all integers up to this one
 TYPES = frozenset("null boolean number string array object".split())
 
@@ -132,11 +133,12 @@ def _wrong_value(part: Schema) -> str:
     items, length = part.get("minItems"), part.get("minLength")
     pattern, values = str(part.get("pattern")), part.get("enum")
     texts = map(json.dumps, [part.get("const"), *(values if isinstance(values, list) else ())])
+    repetitions = (int(count) for found in COUNT.findall(pattern) for count in found if count)
     counts: tuple[tuple[str, Iterable[int], int], ...] = (
         ("minItems {:,}", [items] if isinstance(items, int) else [], MAX_ITEMS),
         ("minLength {:,}", [length] if isinstance(length, int) else [], MAX_LENGTH),
         ("a value of {:,} characters", map(len, texts), MAX_FORCED),
-        ("the count {:,} in a pattern", map(int, COUNT.findall(pattern)), MAX_FORCED),
+        ("the count {:,} in a pattern", repetitions, MAX_FORCED),
     )
     for what, sizes, limit in counts:
         if (longest := max(sizes, default=0)) > limit:

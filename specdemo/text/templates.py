@@ -44,13 +44,15 @@ text that they are, or an object always."""
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". An assistant
-    makes `calls`, of which a tool's turn answers the one with `call_id` and `name`."""
+    makes `calls`, of which a tool's turn answers the one with `call_id` and `name`. `more`: other
+    fields that a template may read, as JSON text."""
 
     role: str
     content: str
     calls: tuple[FunctionCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    more: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,8 @@ def _turn(
         texts += [f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in calls]
         calls = ()
     content = change("\n".join(filter(None, texts)))
-    turn: dict[str, Any] = {"role": plain(message.role), "content": content}
+    more = _changed(json.loads(message.more), change)
+    turn: dict[str, Any] = more | {"role": plain(message.role), "content": content}
     optional = {
         "tool_calls": [
             {
