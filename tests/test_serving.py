@@ -4,6 +4,7 @@ character."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -268,6 +269,28 @@ def test_many_log_probabilities_are_written_in_pieces_by_other_threads(client, m
         assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     for figures in raw.parse().model_extra["speculative"]:
         assert ("trace" in figures) == trace
+
+
+def test_what_a_long_response_holds_goes_with_its_client(server, monkeypatch):
+    closed = []
+
+    def complete(writer):
+        try:
+            while True:
+                yield b" " * 100_000
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(openai_api.ResponseWriter, "complete", complete)
+    body = {"model": "Scripted-1", "messages": QUESTION, "logprobs": True, "max_tokens": 1}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
+        next(response.iter_raw())
+        assert not closed
+    gc.disable()
+    try:
+        until(lambda: closed)
+    finally:
+        gc.enable()
 
 
 def test_a_long_echo_is_written_by_another_thread_in_a_stream_too(complete, monkeypatch):

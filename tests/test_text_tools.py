@@ -335,3 +335,71 @@ def test_a_request_that_cannot_be_followed_is_refused_by_name(create, param, wor
 def test_tools_are_refused_where_the_template_has_none(clients):
     with pytest.raises(openai.BadRequestError, match="leave out tools"):
         clients[""].chat.completions.create(tools=DRINKS, **ASKED)
+
+
+LOOSE = {
+    "fenced": ("", "```json\n{OBJECT}\n```", ""),
+    "fenced after text": ("I will greet.\n", "```json\n{OBJECT}\n```", "\nDone."),
+    "fenced without a language": ("", "```\n{OBJECT}```", ""),
+    "a tag": ("", "<tools>\n{OBJECT}\n</tools>", ""),
+    "the template's tag in one line": ("So: ", "<tool_call>{OBJECT}</tool_call>", ""),
+    "bare": ("", "{OBJECT}", ""),
+    "bare after spaces": ("\n ", "{OBJECT}", "\n"),
+    "unfinished": ("", "```json\n{OBJECT}", ""),
+}
+OBJECTS = (
+    '{"name": "greet", "arguments": {"name": "A", "likes": "tea"}}',
+    '{"name":"greet","arguments":{"name":"A","likes":"tea"}}',
+    '{\n  "name": "greet",\n  "parameters": {\n    "name": "A",\n    "likes": "tea"\n  }\n}',
+)
+
+
+def pieces(text: str, size: int, tools: Tools) -> tuple[str, list]:
+    reader, content, calls = CallReader(tools), "", []
+    for begin in range(0, len(text), size):
+        more, new = reader.read(text[begin : begin + size], last=begin + size >= len(text))
+        content, calls = content + more, calls + list(new)
+    return content, calls
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("loose", LOOSE)
+def test_a_call_in_another_form_than_the_templates_is_read(loose, size, form):
+    before, call, after = LOOSE[loose]
+    for written in OBJECTS:
+        text = before + call.replace("{OBJECT}", written) + after
+        content, calls = pieces(text, size, Tools(FUNCTIONS, form=form))
+        assert content.split() == (before + after).split()
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+            ("greet", {"name": "A", "likes": "tea"})
+        ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"name": "sing", "arguments": {}}\n```',
+        '```json\n{"name": "greet", "arguments": 3}\n```',
+        '```json\n{"name": "greet", "arguments": {}, "more": 1}\n```',
+        '```json\n{"name": "greet", "arguments": {"a": }}\n```',
+        '{"name": "greet", "arguments": {}, "name": "sing"}',
+        "```python\nprint('```')\n```",
+        "```js\n{}\n```",
+        '{"name": "Ada", "age": 36}',
+        'Write {"name": "greet", "arguments": {}} to greet.',
+        '{"name": "greet", "arguments": {"name": "A"',
+        "<tools> are <tool> <json>",
+        "`" * 7,
+    ],
+)
+def test_text_that_is_no_call_of_a_tool_stays_as_it_is(text, size):
+    assert pieces(text, size, Tools(FUNCTIONS)) == (text, [])
+
+
+def test_a_second_call_in_a_loose_form_is_text_where_one_is_allowed():
+    call = f"```json\n{OBJECTS[0]}\n```"
+    content, calls = pieces(f"{call}\n{call}", 5, Tools(FUNCTIONS, several=False))
+    assert len(calls) == 1 and content.strip() == call
+    assert len(pieces(f"{call}\n{call}", 5, Tools(FUNCTIONS))[1]) == 2

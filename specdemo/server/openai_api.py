@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing, closing
 from functools import partial
 from typing import Any, Protocol
 
@@ -98,8 +98,19 @@ async def answer(
             writer.add(piece)
     kind = "application/json"
     if body.top_count is not None or body.extension.trace:  # up to 250 MB, which take seconds
-        return StreamingResponse(writer.complete(), media_type=kind)
+        content = in_threads(writer.complete())
+        return StreamingResponse(
+            content, media_type=kind, background=BackgroundTask(content.aclose)
+        )
     return Response(await run_in_threadpool(b"".join, writer.complete()), media_type=kind)
+
+
+async def in_threads(pieces: Generator[bytes]) -> AsyncGenerator[bytes]:
+    """`pieces`, each made by another thread. They are closed with it: what they hold goes when a
+    client does, not at some later collection of garbage."""
+    with closing(pieces):
+        while piece := await run_in_threadpool(next, pieces, b""):
+            yield piece
 
 
 class ChoiceWriter:
@@ -208,7 +219,7 @@ class ResponseWriter:
     def add(self, piece: Piece) -> None:
         self._choices[piece.answer].add(piece)
 
-    def complete(self) -> Iterator[bytes]:
+    def complete(self) -> Generator[bytes]:
         """All answers, which have ended, as JSON. Only one of them is in memory as text."""
         yield as_json({**self._head, "usage": self._usage()})[:-1]
         yield b',"choices":'

@@ -2,6 +2,8 @@
 restricts to a form."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +44,13 @@ class CallForm:
         """The text of a call without name and arguments."""
         return self.leads[0] + self.middle + self.tail + self.end
 
+
+BARE = "{"
+LOOSE_TAGS = "tool_call tools tool function_call response json JSON xml".split()
+LOOSE_ENDS = {f"<{tag}>": f"</{tag}>" for tag in LOOSE_TAGS} | {"```": "```", BARE: ""}
+"""What models put before and after a call that they write in another form than the template's, as
+Qwen2.5-Coder does. llama.cpp reads these too."""
+LOOSE_LANGUAGES = "json", "JSON", "xml"  # after a fence
 
 _DECODER = json.JSONDecoder()
 _OBJECT = '{"name": "', '", "arguments": ', "}", ", "
@@ -88,14 +97,21 @@ class Tools:
 
 class CallReader:
     """Splits an answer that comes in pieces into content and calls of `tools`; all is content
-    without tools."""
+    without tools. Where calls are not required, those in loose forms are read too."""
 
     def __init__(self, tools: Tools | None):
         self._tools, self._form = tools, tools.form if tools else HERMES
         functions = json.loads(tools.functions) if tools else ()
-        self._openings = {tool["name"] + self._form.middle: tool["name"] for tool in functions}
+        self._names = [tool["name"] for tool in functions]
+        self._openings = {name + self._form.middle: name for name in self._names}
+        self._loose_openings = [
+            f'{{"name":"{name}","{arguments}":'
+            for name in self._names
+            for arguments in ("arguments", "parameters")
+        ]
         self._unread = ""
-        self._has_content = self._after_call = False
+        self._has_content = self._has_words = False
+        self._after_call = self._has_call = False
 
     def read(self, text: str, last: bool = False) -> tuple[str, tuple[FunctionCall, ...]]:
         """The content that is certain after `text`, and the calls that it completes. With `last` a
@@ -106,26 +122,32 @@ class CallReader:
         calls: list[FunctionCall] = []
         self._unread += text
         while True:
-            leads = form.leads
+            leads = () if form.first and self._has_content else form.leads
             if self._after_call:  # what stands between calls is no content
                 between = (form.separator or "") + ("]" if form.list_marker else "")
                 self._unread = self._unread.lstrip(between).removeprefix(form.end)
                 if not last and self._unread and form.end.startswith(self._unread):
                     return content, tuple(calls)
                 leads += (form.head,)
-            end, begins = certain(self._unread, leads)
-            if form.first and (self._has_content or end) or last and not begins:
-                end, begins = len(self._unread), False
+            loose = self._loose_leads()
+            end, begins = certain(self._unread, (*leads, *(lead for lead in loose if lead != BARE)))
+            bare = self._unread.lstrip()
+            if BARE in loose and bare.startswith(BARE):
+                end, begins = len(self._unread) - len(bare), True
+            if last and not begins:
+                end = len(self._unread)
             content += self._take(end)
             if not begins:
                 return content, tuple(calls)
-            lead = next(lead for lead in leads if self._unread.startswith(lead))
-            call, length = self._call(self._unread[len(lead) :])
+            if end:
+                continue  # with content before it, another lead may count
+            call, length = self._first_call(leads, last)
             if call:
-                self._unread, self._after_call = self._unread[len(lead) + length :], True
+                self._unread = self._unread[length:]
+                self._after_call = self._has_call = True
                 calls.append(call)
             elif length or last:
-                content += self._take(len(lead) if length else len(self._unread))
+                content += self._take(length or len(self._unread))
             else:
                 return content, tuple(calls)
 
@@ -133,7 +155,30 @@ class CallReader:
         taken, self._unread = self._unread[:size], self._unread[size:]
         if taken:
             self._has_content, self._after_call = True, False
+            self._has_words = self._has_words or not taken.isspace()
         return taken
+
+    def _loose_leads(self) -> Sequence[str]:
+        """What may begin a call in a loose form. JSON alone does so only as the whole answer."""
+        assert self._tools
+        if self._tools.required or (self._has_call and not self._tools.several):
+            return ()
+        return [lead for lead in LOOSE_ENDS if lead != BARE or not self._has_words]
+
+    def _first_call(self, leads: Sequence[str], last: bool) -> tuple[FunctionCall | None, int]:
+        """The call that begins the unread text with one of `leads` or loosely, and its length.
+        Without a call, the length of the content there, 0 if more text may complete a call."""
+        lead = next(filter(self._unread.startswith, leads), None)
+        if lead is not None:
+            call, length = self._call(self._unread[len(lead) :])
+            if call or not (length or last):
+                return call, len(lead) + length if call else 0
+        loose = next(filter(self._unread.startswith, self._loose_leads()), None)
+        if loose is not None:
+            call, length = self._loose_call(loose, last)
+            if call or not length:
+                return call, length
+        return None, len(lead or loose or "")
 
     def _call(self, text: str) -> tuple[FunctionCall | None, int]:
         """The call that begins `text`, which starts at its name, and its length. Without a call,
@@ -149,3 +194,36 @@ class CallReader:
         if text.startswith(self._form.tail, end):
             return call, end + len(self._form.tail)
         return None, not self._form.tail.startswith(text[end:])
+
+    def _loose_call(self, lead: str, last: bool) -> tuple[FunctionCall | None, int]:
+        """As `_call`, of the unread text, which begins with `lead`."""
+        text = self._unread
+        begin = 0 if lead == BARE else len(lead)
+        if lead == "```":
+            word = re.compile("[a-zA-Z]*").match(text, begin)
+            assert word
+            if not any(language.startswith(word[0]) for language in LOOSE_LANGUAGES):
+                return None, len(lead)
+            if word.end() < len(text) and word[0] not in ("", *LOOSE_LANGUAGES):
+                return None, len(lead)
+            begin = word.end()
+        written = "".join(text[begin:].split())
+        openings = self._loose_openings
+        if not any(o.startswith(written) or written.startswith(o) for o in openings):
+            return None, len(lead)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        try:
+            call, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            return None, 0
+        name, *arguments = call.values()
+        if name not in self._names or len(arguments) != 1 or not isinstance(arguments[0], dict):
+            return None, len(lead)
+        rest = text[end:].lstrip()
+        if not rest.startswith(LOOSE_ENDS[lead]):
+            if not last and LOOSE_ENDS[lead].startswith(rest):
+                return None, 0
+            if rest:
+                return None, len(lead)
+        length = len(text) - len(rest.removeprefix(LOOSE_ENDS[lead]))
+        return FunctionCall(name, json.dumps(arguments[0], ensure_ascii=False)), length
