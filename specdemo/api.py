@@ -238,7 +238,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
             settings["temperature"] = settings.get("temperature", 1.0) if sampled else 0.0
         if (schema := settings.get("json_schema")) is not None:
             if hasattr(schema, "model_json_schema"):
-                schema = schema.model_json_schema()
+                schema = closed(schema.model_json_schema())
             try:
                 settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
             except (TypeError, ValueError, RecursionError) as error:
@@ -289,6 +289,17 @@ def _pieces(events: Iterator[SessionEvent]) -> Generator[str, None, None]:
         if piece := new_text(event, sent):
             sent += len(piece)
             yield piece
+
+
+def closed(schema: Any) -> Any:
+    """A JSON Schema of a Pydantic model whose objects have no other properties than the model's: a
+    small target model would add some up to the longest answer."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shut = {name: closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False} | shut if "properties" in shut else shut
 
 
 def load(

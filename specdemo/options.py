@@ -1,9 +1,11 @@
 """How an option is declared, parsed and checked, for command line, page, API and saved runs."""
 
+import dataclasses
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -52,6 +54,10 @@ def option(default: Any, help: str, **shown: str) -> Any:
     return field(default=default, metadata={"help": help, **shown})
 
 
+OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens")
+"""Options as other libraries name them."""
+
+
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A checked `kind` (Settings, ModelChoice) from text or numbers, with defaults. Raises
     InvalidOption for the first invalid setting."""
@@ -63,6 +69,9 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         expected = _plain(first["msg"]).replace("Input should be", "it must be")
         if first["type"] == "unexpected_keyword_argument":
             expected = "there is no such option"
+            names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+            near = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, names)
+            expected += f" ({near[0]}?)" if near and near[0] in names else ""
         elif name == "draft_tokens":
             expected += ", or auto"
         raise unusable(name, first["input"], expected) from None
@@ -128,7 +137,7 @@ def wrong_parameter(
         kinds = " or ".join(filter(None, wanted))
         reason = _plain(here[0]["msg"]).replace("Tuple", "List")
         reason = f"it must be {kinds}" if kinds else reason
-        message = f"{name} is {shown(here[0]['input'])}; {reason}."
+        message = f"{name} is {shown_json(here[0]['input'])}; {reason}."
     return BadInput(message, place[0][:100] if place else None, CODES.get(kind))
 
 
@@ -150,6 +159,13 @@ def _place(finding: ErrorDetails, value: Any) -> list[str]:
 MAX_SHOWN = 100  # characters
 _repr = reprlib.Repr()
 _repr.maxstring = 60
+
+
+def shown_json(value: object) -> str:
+    """As `shown`, of a value in JSON."""
+    words = {None: "null", True: "true", False: "false"}
+    simple = value is None or isinstance(value, bool)
+    return words[value] if simple else shown(value)  # type: ignore[index]
 
 
 def shown(value: object) -> str:

@@ -168,6 +168,29 @@ def test_a_schema_is_text_a_dict_or_a_pydantic_model(toy, schema):
     assert json.loads(toy.questions[-1].settings.json_schema)["title"] == "Point"
 
 
+def test_objects_of_a_pydantic_model_have_no_other_properties_unless_it_says_so(toy):
+    class Open(BaseModel, extra="allow"):
+        y: int
+
+    class Line(BaseModel):
+        ends: list[Point]
+        first: Open
+
+    Pipeline(toy).generate("a line", json_schema=Line, max_new_tokens=1)
+    made = json.loads(toy.questions[-1].settings.json_schema)
+    assert made["additionalProperties"] is False
+    assert made["$defs"]["Point"]["additionalProperties"] is False
+    assert made["$defs"]["Open"]["additionalProperties"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("max_tokens", "max_new_tokens"), ("temprature", "temperature")]
+)
+def test_an_option_that_is_not_there_brings_the_one_that_may_be_meant(toy, name, meant):
+    with pytest.raises(BadInput, match=rf"^{name} is 5; there is no such option \({meant}\?\)\.$"):
+        Pipeline(toy).generate("hello", **{name: 5})
+
+
 def test_a_race_gives_an_answer_with_its_comparison(toy):
     answer = Pipeline(toy).race("one two three", drafter="model", draft_tokens=1)
     assert answer.identical and len(answer.baseline.tokens) == len(answer.tokens) == 14

@@ -201,8 +201,9 @@ def test_one_answer_reads_the_prompt_and_half_the_places_are_left_to_others(opti
         create = partial(client_of(server).completions.create, model="Scripted-1")
         forwards = toy.forwards
         answer = create(**{"prompt": "a", "max_tokens": 2, **options})
-        with pytest.raises(openai.RateLimitError):
-            create(prompt=[*"abcdefghi"])
+        for many in ({"prompt": [*"abcdefghi"]}, {"prompt": "a", "n": 9}):
+            with pytest.raises(openai.BadRequestError, match="9 answers are wanted; .* room for 8"):
+                create(**many)  # which would be refused at any time
     assert len(answer.choices) == len(toy.begun) == answers
     # The limit is two, this one included; one that has ended may still count.
     assert max(active for _, active in toy.begun) <= 2
@@ -487,6 +488,7 @@ def test_harmless_parameters_are_accepted_and_named_in_the_reference(client, com
     reference = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text("utf-8")
     accepted = {name: values[0] for name, values in DEFAULTS.items()}
     harmless = {**dict.fromkeys(schema.IGNORED, "x"), **accepted}
+    harmless |= {"reasoning_effort": "low", "verbosity": "high"}
     assert [name for name in harmless if f"`{name}`" not in reference] == []
     chosen = {name: value for name, value in harmless.items() if name != "parallel_tool_calls"}
     chat(client, max_tokens=1, extra_body=chosen)
@@ -495,6 +497,25 @@ def test_harmless_parameters_are_accepted_and_named_in_the_reference(client, com
     for name in DEFAULTS.keys() - schema.ChatRequest.model_fields.keys():
         with pytest.raises(openai.BadRequestError, match=f"{name} is 'other'; this server takes"):
             chat(client, extra_body={name: "other"})
+    for name, other in (("functions", "tools"), ("grammar", "response_format")):
+        with pytest.raises(openai.BadRequestError, match=f"this server takes only .*, use {other}"):
+            chat(client, extra_body={name: ["x"]})
+    for name in ("reasoning_effort", "verbosity"):
+        with pytest.raises(openai.BadRequestError, match=f"{name} is 'silly'; it must be"):
+            chat(client, extra_body={name: "silly"})
+
+
+def test_a_result_belongs_to_a_call_before_it(client):
+    function = {"name": "f", "arguments": "{}"}
+    call = {"role": "assistant", "tool_calls": [{"id": "a1", "function": function}]}
+    result = {"role": "tool", "content": "3", "tool_call_id": "a1"}
+    with pytest.raises(openai.BadRequestError, match="messages.2: there is no call 'b2' before it"):
+        chat(client, messages=[*QUESTION, call, {**result, "tool_call_id": "b2"}])
+    with pytest.raises(openai.BadRequestError, match="messages.1: there is no call 'a1' before it"):
+        chat(client, messages=[*QUESTION, result, call, *QUESTION])
+    with pytest.raises(openai.BadRequestError, match="response_format.json_schema.schema is missi"):
+        form = {"type": "json_schema", "json_schema": {"name": "s"}}
+        chat(client, response_format=form)
 
 
 # Errors
@@ -526,7 +547,7 @@ REFUSED = [
     ("chat_template_kwargs", "is 'x'; it must be an object.", {"chat_template_kwargs": "x"}),
     ("suffix", "unsupported_parameter", {"suffix": "x"}),
     ("min_tokens", "is 5; this server takes only 0, so leave it out.", {"min_tokens": 5}),
-    ("messages", "messages is None; it must be a list.", {"messages": None}),
+    ("messages", "messages is null; it must be a list.", {"messages": None}),
     ("messages", VALUE, {"messages": []}),
     ("messages", ".0.content.0.type is 'image_url'; it must be 'text'.", {"messages": [IMAGE]}),
     ("messages", VALUE, {"messages": [*QUESTION, NESTED]}),

@@ -322,8 +322,8 @@ TEXTUAL = {"type": "function", "function": {"name": "sing", "parameters": {"type
         ("tools", "sing .*unsupported keywords.*not", {"tools": [*DRINKS, BAD_TOOL, DANCE]}),
         ("tools", "sing has parameters of the type 'string'", {"tools": [DANCE, TEXTUAL]}),
         ("tool_choice", "none of the tools", {"tools": DRINKS, "tool_choice": OTHER}),
-        ("tool_choice", "none of the tools", {"tool_choice": OTHER}),
-        ("tool_choice", "none of the tools", {"tools": [], "tool_choice": "required"}),
+        ("tool_choice", "is sing, and there are no tools", {"tool_choice": OTHER}),
+        ("tool_choice", "required, and there are no", {"tools": [], "tool_choice": "required"}),
     ],
 )
 def test_a_request_that_cannot_be_followed_is_refused_by_name(create, param, words, more):

@@ -10,7 +10,7 @@ from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, Real, Whole, option
 
-MAX_NEW_TOKENS = 4096
+MAX_NEW_TOKENS = 32_768
 MAX_BIASES = 300
 MAX_ANSWERS = 32  # of a request
 MAX_LOGPROBS = 20  # likeliest tokens that a request may ask for

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 PING = 0.25  # seconds
 LONG_TEXT = 20_000  # characters of a prompt
+SHARED_ANSWER_TOKENS = 4096  # of the longest answer to a stranger: it takes others' time
 STOPPED = "The answer was cut off: the server is being stopped."
 
 
@@ -119,7 +120,7 @@ class LocalBackend(Host):
             "target_revision": info.target_revision,
             "draft_revision": info.draft_revision,
             "context_length": context,
-            "max_answer_tokens": longest_answer(session),
+            "max_answer_tokens": longest_answer(session, self.options),
             "vocabulary_size": session.loaded.tokenizer.vocabulary_size,
             "numerics_found": info.numerics_found,
         }
@@ -138,7 +139,11 @@ class LocalBackend(Host):
         the first event, RequestFailed later."""
         answers = Answers(self, self._ready_session(), request)
         stops = [threading.Event() for _ in range(request.answers)]
-        if len(self.stops) + len(stops) > self.options.max_ongoing + self.options.max_waiting:
+        places = self.options.max_ongoing + self.options.max_waiting
+        if len(stops) > places:
+            message = f"{len(stops)} answers are wanted; this server has room for {places} at once."
+            raise BadInput(message, "n" if (request.n or 1) > 1 else "prompt")
+        if len(self.stops) + len(stops) > places:
             raise Busy("Too many requests wait already; try again in a moment.")
         self.stops.update(stops)
         works = {stop: answers.run(number, stop) for number, stop in enumerate(stops)}
@@ -147,9 +152,10 @@ class LocalBackend(Host):
         return merged(works, threads=places, ping=PING)
 
 
-def longest_answer(session: Session) -> int:
+def longest_answer(session: Session, options: ServeOptions) -> int:
     """The most tokens of an answer."""
-    return min(MAX_NEW_TOKENS, session.context_limit - 1)
+    most = SHARED_ANSWER_TOKENS if options.strangers else MAX_NEW_TOKENS
+    return min(most, session.context_limit - 1)
 
 
 class Answers:
@@ -273,7 +279,7 @@ class Answers:
         Long ones are read one at a time, with as long a rest after each, so that other requests
         have the processor. Raises BadInput."""
         request, options = self._request, self._backend.options
-        limit = longest_answer(self._session)
+        limit = longest_answer(self._session, options)
         settings = request.settings(min(options.max_new_tokens, limit))
         if options.strangers:
             require_exact(settings, "speculative.numerics")
@@ -301,7 +307,7 @@ class Answers:
             self._tokenizer,
             [tool.model_dump(exclude_none=True) for tool in listed],
             continue_final_message=bool(request.continue_final_message),
-            chat_template_kwargs=request.chat_template_kwargs,
+            chat_template_kwargs=request.template_variables,
         )
         return Question(
             tuple(ids),

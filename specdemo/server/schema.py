@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
-from specdemo.options import Whole, shown
+from specdemo.options import Whole, shown_json
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.chat import (
     ChatMessage,
@@ -65,6 +65,10 @@ DEFAULTS: dict[str, tuple[object, ...]] = {
 }
 """Parameters, of vLLM and llama.cpp too, that are accepted with these values only, or with null:
 those that have no field."""
+
+INSTEAD = {"functions": "tools", "function_call": "tool_choice"} | dict.fromkeys(
+    ("guided_json", "structured_outputs", "grammar"), "response_format"
+)
 
 IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
@@ -119,8 +123,9 @@ class CommonRequest(Sampling):
             return value
         for name in DEFAULTS.keys() - cls.model_fields.keys():
             if value.get(name) not in (None, *DEFAULTS[name]):
-                default, wrong = json.dumps(DEFAULTS[name][0]), shown(value[name])
-                message = f"{name} is {wrong}; this server takes only {default}, so leave it out."
+                default, wrong = json.dumps(DEFAULTS[name][0]), shown_json(value[name])
+                advice = f"use {INSTEAD[name]}" if name in INSTEAD else "so leave it out"
+                message = f"{name} is {wrong}; this server takes only {default}, {advice}."
                 raise BadInput(message, name, "unsupported_parameter")
         dropped = {*DEFAULTS, *IGNORED} - cls.model_fields.keys()
         unset = {name for name, default in UNSET.items() if value.get(name) == default}
@@ -171,7 +176,7 @@ class Prediction(Strict):
 class NamedSchema(Strict):
     name: str
     description: str | None = None
-    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -193,6 +198,14 @@ class ChatRequest(CommonRequest):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=100)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # no template reads it
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Some templates, such as that of gpt-oss, read the effort."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return effort | (self.chat_template_kwargs or {})
 
     @cached_property
     def turns(self) -> list[Message]:

@@ -115,7 +115,10 @@ def callable_tools(
     named = choice.function.name if isinstance(choice, Tool) else ""
     functions = [tool.function for tool in tools or () if named in ("", tool.function.name)]
     if not functions:
-        raise BadInput("tool_choice names none of the tools.", "tool_choice")
+        message = f"tool_choice names {named}, which is none of the tools"
+        if not tools:
+            message = f"tool_choice is {named or choice}, and there are no tools; give some"
+        raise BadInput(f"{message}.", "tool_choice")
     texts = json.dumps([function.model_dump(exclude_none=True) for function in functions])
     return Tools(texts, must, several and not named)
 
@@ -150,5 +153,13 @@ def require_question(turns: Sequence[Message], continues: bool) -> None:
     if turns[-1].role == "assistant" and not continues:
         message = "The last message is the assistant's; end with a user's message, or let it be"
         raise BadInput(f"{message} continued with continue_final_message.", "messages")
+    called: set[str] = set()
+    for number, turn in enumerate(turns):
+        called.update(call.id for call in turn.calls)
+        if turn.call_id and turn.call_id not in called and "" not in called:
+            message = (
+                f"messages.{number}: tool_call_id {turn.call_id[:60]!r} is of no call before it"
+            )
+            raise BadInput(f"{message}.", "messages")
     if not all(turn.content.strip() for turn in turns if turn.role == "user"):
         raise BadInput("A user message is empty; write a question or a task.", "messages")
