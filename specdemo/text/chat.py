@@ -157,9 +157,7 @@ def require_question(turns: Sequence[Message], continues: bool) -> None:
     for number, turn in enumerate(turns):
         called.update(call.id for call in turn.calls)
         if turn.call_id and turn.call_id not in called and "" not in called:
-            message = (
-                f"messages.{number}: tool_call_id {turn.call_id[:60]!r} is of no call before it"
-            )
-            raise BadInput(f"{message}.", "messages")
+            message = f"messages.{number}: there is no call {turn.call_id[:60]!r} before it."
+            raise BadInput(message, "messages")
     if not all(turn.content.strip() for turn in turns if turn.role == "user"):
         raise BadInput("A user message is empty; write a question or a task.", "messages")
