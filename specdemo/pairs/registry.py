@@ -37,7 +37,9 @@ class ModelChoice:
     GGUF files."""
 
     pair: Line = option(
-        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
+        "",
+        "a pair that `pairs` lists; without one the largest Dolly pair that is on this disk and "
+        "fits, else embedded",
     )
     model: Line = option(
         "",
@@ -236,7 +238,7 @@ _SMALLEST = (EMBEDDED_TARGET,)  # it is here anyway and has the vocabulary of Sm
 
 EMBEDDED = Pair(
     "embedded",
-    "SmolLM2-135M-Instruct with its own draft",
+    "SmolLM2-135M-Instruct, 8 bits",
     1_500 * MB,  # a page's server, most it took in races: 1.49 GB
     replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
     (EMBEDDED_DRAFT,),
