@@ -191,7 +191,7 @@ def marked_session(tiny_llama_pair, tmp_path_factory):
     characters; the first of them ends an answer."""
     from specdemo.runs.session import Session
 
-    content = json.loads(tiny_llama_pair.tokenizer.json)
+    content = json.loads(tiny_llama_pair.tokenizer._parsing.to_str())
     vocabulary = content["model"]["vocab"]
     ids = [vocabulary.pop(chr(0x101 + number)) for number in range(len(MARKERS))]
     vocabulary |= zip(MARKERS, ids, strict=True)

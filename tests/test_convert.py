@@ -381,25 +381,9 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
     assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
 
 
-def sentence_pieces(*control: str) -> dict:
-    """The metadata of a vocabulary of pieces, with further `control` tokens at its end."""
-    known, _ = tiny_gguf.vocabulary()
-    words = [word.replace("Ġ", "▁") for word in known if word.isascii() or "Ġ" in word]
-    words = [word for word in words if word not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    kinds += [TokenType.NORMAL] * len(words)
-    scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))]
-    fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
-    tokens += control
-    kinds += [TokenType.CONTROL] * len(control)
-    scores += [0.0] * len(control)
-    return fields | {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-
-
 def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
-    fields = sentence_pieces()
-    gguf_file.write_tokenizer(vocabulary_file(tmp_path, fields), tmp_path)
+    fields = tiny_gguf.sentence_pieces()
+    gguf_file.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, fields), tmp_path)
     tokens = fields["tokens"]
     own = Tokenizer(tmp_path / "tokenizer.json")
     for text in (*TEXTS, "Give three tips for staying healthy."):
@@ -422,8 +406,8 @@ def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp
 )
 def test_white_space_after_a_token_of_phi3_is_dropped(tmp_path, general, strips):
     """As the original tokenizer's flags say, which GGUF files do not have."""
-    fields = sentence_pieces("<|user|>", "<|end|>", "<|assistant|>", "<|endoftext|>")
-    file = vocabulary_file(tmp_path, fields)
+    fields = tiny_gguf.sentence_pieces("<|user|>", "<|end|>", "<|assistant|>", "<|endoftext|>")
+    file = tiny_gguf.vocabulary_file(tmp_path, fields)
     file.fields.update({f"general.{name}": value for name, value in general.items()})
     gguf_file.write_tokenizer(file, tmp_path)
     own = Tokenizer(tmp_path / "tokenizer.json")
@@ -431,11 +415,6 @@ def test_white_space_after_a_token_of_phi3_is_dropped(tmp_path, general, strips)
     ids = own.encode("<|user|>\nHi<|end|> \n<|assistant|>\n")
     assert (ids == [user, *own.encode("Hi"), end, assistant]) == strips
     assert own.encode("<|endoftext|>\nHi") == [of_text, *own.encode("\nHi")]
-
-
-def vocabulary_file(folder: Path, fields: dict) -> gguf_file.Gguf:
-    metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
-    return gguf_file.Gguf(folder / "tiny.gguf", metadata, {})
 
 
 def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
@@ -904,7 +883,7 @@ def test_a_vocabulary_that_would_take_minutes_is_refused_before_that(tmp_path, t
     own = {"tokens": tokens, "token_type": [kind] * len(tokens), "scores": [0.0] * len(tokens)}
     began = time.monotonic()
     with pytest.raises(BadInput, match=words):
-        gguf_file.write_tokenizer(vocabulary_file(tmp_path, PIECES | own), tmp_path)
+        gguf_file.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, PIECES | own), tmp_path)
     assert time.monotonic() - began < 5  # 0.1 s, and 19 to 90 s where they were read
 
 

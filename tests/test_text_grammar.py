@@ -13,18 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
 import pytest
+import tiny_gguf
+import tiny_models
 from helpers import next_token, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 
+from specdemo.convert import gguf_file
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.text.grammar import Grammars
+from specdemo.text.tokenizer import Tokenizer
 
 BEYOND_DOUBLES = [
     {"const": 1234567890123456789},
@@ -91,6 +97,8 @@ def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embe
     assert ended > 0.8 * len(SCHEMAS)
 
 
+CLOSED = {"additionalProperties": False}
+OBJECT, TEXT = {"type": "object", **CLOSED}, {"const": "a"}
 NAMES = "a", "b", "ab"
 PATTERNS = "^a$", "^[ab]$", "a", "^b", "^", "^(a|ab)$", "^[^a]", "^.{2,}$", "^$"
 NUMBERS = 0, 1, -1, 2, 3, 10, -7, 0.5, 1.25, 2**53, -(2**53)
@@ -230,8 +238,61 @@ def test_forced_text_has_one_tokenization_the_tokenizers_own(grammars, embedded_
     assert forced == whole[: len(forced)] and len(forced) > 2
 
 
+MARKERS = "<|im_end|>", "<think>", "</s>", "<filename>", "### End"
+CHANGED = "e\u0301", "\u2460 A", " a   b", "<0x41>"  # by normalizers, or read as bytes
+
+
+@pytest.fixture(scope="module", params=["bytes", "pieces"])
+def spelling(request, tmp_path_factory) -> SimpleNamespace:
+    """A tokenizer that has MARKERS as tokens, and drops white space after some of them."""
+    folder = tmp_path_factory.mktemp("spelling")
+    if request.param == "pieces":
+        file = tiny_gguf.vocabulary_file(folder, tiny_gguf.sentence_pieces(*MARKERS[:2]))
+        file.fields["general.architecture"] = "phi3"
+        gguf_file.write_tokenizer(file, folder)
+    else:
+        words, merges = tiny_models.trained_words()
+        made = tiny_models.byte_level_tokenizer([*words, *MARKERS[:2]], merges)
+        made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+        made.add_special_tokens([AddedToken(text, rstrip=True) for text in MARKERS[::2]])
+        made.add_tokens([AddedToken(text, normalized=False) for text in MARKERS[1::2]])
+        made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    end = tokenizer.added["<|im_end|>"]
+    grammars = Grammars(tokenizer, [end])
+    return SimpleNamespace(tokenizer=tokenizer, grammars=grammars, stop_ids={end})
+
+
+@pytest.mark.parametrize("text", [*MARKERS, *CHANGED])
+def test_forced_text_is_spelled_as_it_is_whatever_tokens_it_names(spelling, text):
+    """Its tokenizer would read a token of its own, or compose and strip characters."""
+    rng, added = np.random.default_rng(0), set(spelling.tokenizer.added.values())
+    between = f"a {text} b"
+    for schema in (
+        {"const": text},
+        {"const": between},
+        {"enum": [between, f"a {text}c", text]},
+        {"type": "string", "pattern": f"^{re.escape(between)}$"},
+        {**OBJECT, "properties": {text: {"const": text}}, "required": [text]},
+        {**OBJECT, "properties": {text: TEXT}, "patternProperties": {f"^{re.escape(text)}$": True}},
+    ):
+        start = spelling.grammars.compiled(json.dumps(schema))
+        for _ in range(3):
+            tokens = walk(spelling, start, rng, 100)
+            assert is_valid(spelling.tokenizer.decode(tokens), schema), (schema, tokens)
+            assert added.isdisjoint(tokens)
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_refused_before_the_answer(spelling):
+    schema = {"description": "\u2581", "enum": ["a", "\u2581"]}
+    if len(spelling.tokenizer.byte_ids):
+        with pytest.raises(BadInput, match="json_schema has the character '\u2581', which this"):
+            spelling.grammars.compiled(json.dumps(schema))
+        del schema["enum"]
+    spelling.grammars.compiled(json.dumps(schema))
+
+
 ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
-CLOSED = {"additionalProperties": False}
 ONLY_A = {"type": "object", "properties": {"a": {"type": "null"}}}
 TREE = {"type": "object", "properties": {"t": {"$ref": "#/$defs/tree"}}, "required": ["t"]}
 TREES = {"type": "object", "additionalProperties": False, "$defs": {"tree": {**TREE, **CLOSED}}}

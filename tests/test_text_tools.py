@@ -75,7 +75,7 @@ def plain(embedded_pair) -> SimpleNamespace:
 @pytest.fixture(scope="module")
 def marked(embedded_pair, tmp_path_factory) -> SimpleNamespace:
     """The same with the markers of all families as tokens."""
-    made = tokenizers.Tokenizer.from_str(embedded_pair.tokenizer.json)
+    made = tokenizers.Tokenizer.from_str(embedded_pair.tokenizer._parsing.to_str())
     ordinary = "<tool_call> </tool_call> <think> </think>".split()
     made.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
     special = "[TOOL_CALLS] [ARGS] <|tool_call|> <|/tool_call|> <|python_tag|>".split()

@@ -36,6 +36,29 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return [*words, *SPECIAL, ADDED], [" ".join(pair) for pair in merges]
 
 
+def sentence_pieces(*control: str) -> dict:
+    """The metadata of a vocabulary of pieces, with further `control` tokens at its end."""
+    known, _ = vocabulary()
+    words = [word.replace("Ġ", "▁") for word in known if word.isascii() or "Ġ" in word]
+    words = [word for word in words if word not in (*SPECIAL, ADDED)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    kinds += [TokenType.NORMAL] * len(words)
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))]
+    fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
+    tokens += control
+    kinds += [TokenType.CONTROL] * len(control)
+    scores += [0.0] * len(control)
+    return fields | {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+
+
+def vocabulary_file(folder: Path, fields: dict):
+    from specdemo.convert import gguf_file
+
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    return gguf_file.Gguf(folder / "tiny.gguf", metadata, {})
+
+
 def torch_model(architecture: str, **own):
     """A made-up float32 model of `architecture`, biases and norms included."""
     import torch

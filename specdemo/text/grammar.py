@@ -49,11 +49,10 @@ class Grammars:
             raise BadInput("This model has no token that ends an answer, so none can be JSON.")
         size = tokenizer.vocabulary_size
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self.stops)
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.unspelled_json, size, self.stops)
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
-        self._encode = partial(tokenizer.encode, special=False)
         self._added, self._special = tokenizer.added, tokenizer.special_ids
         self.numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self.stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
@@ -113,7 +112,7 @@ class Grammars:
     def _json(self, schema: str, place: str) -> str:
         def allows(rules: dict[str, Any], texts: list[str]) -> list[bool]:
             matcher = self._matcher(f"start: {styled(rules)}", place)
-            return [_can_follow(matcher, self._encode(text)) for text in texts]
+            return [_can_follow(matcher, self._tokenizer.tokenize_str(text)) for text in texts]
 
         return json_grammar(schema, place, allows)
 

@@ -4,6 +4,7 @@ AutoTokenizer would import torch, which takes seconds)."""
 import json
 import os
 import re
+import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -138,8 +139,30 @@ class Tokenizer:
         return None
 
     @property
-    def json(self) -> str:
-        return str(self._parsing.to_str())
+    def unspelled_json(self) -> str:
+        """The tokenizer with other names for its special tokens and for added ones in brackets, so
+        that no text is encoded as one of them: names that nobody can guess. Texts are encoded as
+        they are, not normalised first, if tokens are made of bytes."""
+        content, names = json.loads(self._parsing.to_str()), {}
+        for token in content["added_tokens"]:
+            strips = token["lstrip"] or token["rstrip"]
+            token["special"] |= strips or bool(re.fullmatch("<.*>", token["content"], re.S))
+            if token["special"] and token["id"] not in self.byte_ids:
+                names[token["content"]] = token["content"] = secrets.token_hex()
+        if self._byte_level:
+            content["normalizer"] = None
+        model = content["model"]
+        if isinstance(vocabulary := model["vocab"], dict):
+            model["vocab"] = {names.get(text, text): id for text, id in vocabulary.items()}
+            if spelled := names.keys() & vocabulary.keys():  # by merges, perhaps
+                merges = model.get("merges", [])
+                rest = [pair for pair in merges if spelled.isdisjoint((*pair, "".join(pair)))]
+                model["merges"] = rest
+        else:
+            model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
+        if unknown := model.get("unk_token"):
+            model["unk_token"] = names.get(unknown, unknown)
+        return json.dumps(content)
 
     def encode(
         self, text: str, *, special: bool = True, bos: bool = False, limited: bool = True
