@@ -77,6 +77,25 @@ def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both
     assert said in wording.verdict(longer)["sentence"]
 
 
+@pytest.mark.parametrize("same", ["rounds", "steps", "baseline", "both", "no baseline"])
+def test_a_saved_run_whose_times_are_equal_is_opened(same):
+    def at_once(events: tuple) -> tuple:
+        return tuple(dataclasses.replace(event, shown_at=0.01) for event in events)
+
+    rounds, tokens = TRACE.rounds, TRACE.baseline.tokens
+    if same in ("rounds", "both"):
+        rounds = at_once(rounds)
+    if same in ("baseline", "both"):
+        tokens = at_once(tokens)
+    trace = changed({"tokens": tokens}, rounds=rounds)
+    if same in ("steps", "no baseline"):
+        costs = (0.0, 1e-320)[same == "steps"]
+        free = [dataclasses.replace(round_, verify_seconds=costs) for round_ in rounds]
+        trace = dataclasses.replace(trace, rounds=tuple(free), baseline=None, identical=None)
+    message = json.loads(events.opened(trace.to_json()))
+    assert message["phase"] == "opened" and message["curve"] is None
+
+
 FOX = [5, 6, 7, 8] * 12
 
 

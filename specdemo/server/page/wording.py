@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import WATCHED, Trace, describe_difference, summarize
+from specdemo.runs.trace import MAX_RATE, WATCHED, Trace, describe_difference, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
@@ -137,17 +137,19 @@ def _count(number: int, name: str) -> str:
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
-    """What the page says about the costs of a run's steps, None if it has too few: a `sentence`
+    """What the page says about the costs of a run's steps, None if it has too few or their times are
+    equal: a `sentence`
     about checking the median number of `tokens`; the `costs` by number of tokens (seconds, and the
     ends between which half of them lie); the speed-up `predicted` at the run's acceptance `rate`
     and `by_rate` of 0, 1, ... 100 %; and the `measured` one. Nothing is predicted that disagrees
     with what was measured."""
     costs = {cost.tokens: cost for cost in step_costs(trace)}
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
-    if not sizes or 1 not in costs:
+    step, figures = costs[1].seconds if 1 in costs else 0.0, summarize(trace)
+    if not sizes or step * MAX_RATE < 1 or not figures.decode_seconds:  # times may be equal
         return None
     tokens = sizes[len(sizes) // 2]
-    step, several, figures = costs[1].seconds, costs[tokens], summarize(trace)
+    several = costs[tokens]
     ratio, low, high = (each / step for each in (several.seconds, several.low, several.high))
     comparable = ratio >= 1 - DISAGREEING  # reading more tokens cannot take less time
     length = f"{ratio:.1f} times as long" if ratio >= 1.05 else "as long"
