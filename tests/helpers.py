@@ -71,9 +71,9 @@ def served(
     session.loaded = loaded or session.loaded
     backend = LocalBackend(options, load or (lambda *_: session))
     app = openai_application(backend, options, key)
-    backend.start()
+    loading = backend.load(options)
     if load is None:
-        list(backend.states(options))
+        loading.result()
     with running(Server(app, app.state.guard, 5)) as url:
         yield SimpleNamespace(url=url)
 
@@ -84,7 +84,7 @@ def service_of(session, *limits):
 
     pair = ModelChoice("embedded")
     service = Service(pair, lambda pair, report: session, *limits)
-    assert [state.kind for state in service.states(pair)][-1] == "ready"
+    service.load(pair).result()
     return service
 
 

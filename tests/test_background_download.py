@@ -48,7 +48,7 @@ class Place:
         self.refusal: Exception | None = None
         self.menu = ModelMenu(ModelChoice(AUTO), shared)
         self.service = Service(self.menu.first, self.menu.open_session, fetch=self.menu.fetch)
-        self.service.start()
+        self.service.load(self.menu.first)
         self.download = BackgroundDownload(self.service, self.menu)
 
     def load(self, pair, report) -> SimpleNamespace:
@@ -65,7 +65,7 @@ class Place:
     def ask(self, question: str = "one two", pair: str = AUTO) -> str:
         """The name of the pair that answers."""
         asked = self.menu.resolve(ModelChoice(pair))
-        list(self.service.states(asked))
+        self.service.load(asked).result()
         with self.service.session(asked) as session:
             *_, trace = session.ask(Question(question, Settings()))
         assert isinstance(trace, Trace) and trace.text.strip() == question
@@ -230,7 +230,7 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 def test_it_fetches_unless_told_not_to_or_nothing_fits(server, monkeypatch, gigabytes, options):
     fetched = (gigabytes, options) == (16, "")
     monkeypatch.setattr(hardware, "memory_bytes", lambda: gigabytes * 2**30)
-    for place, name in ((Service, "start"), (page.Server, "run"), (web_app, "page_app")):
+    for place, name in ((Service, "load"), (page.Server, "run"), (web_app, "page_app")):
         monkeypatch.setattr(place, name, lambda *_: None)
     monkeypatch.setattr(Service, "answering", SimpleNamespace(kind="ready", session=None))
     page.page.main(["--port", "7871", *options.split()], standalone_mode=False)

@@ -315,7 +315,7 @@ def other_server():
         return ToySession()
 
     service = Service(ModelChoice("embedded"), opener)
-    service.start()
+    service.load(service.state.pair)
     with page_server(service) as url:
         yield SimpleNamespace(url=url + "/", ready=ready)
         ready.set()

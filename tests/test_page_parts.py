@@ -16,14 +16,12 @@ from typing import get_args
 
 import pytest
 from helpers import at_pace, race_trace
-from toy_session import ToySession
 
 from specdemo.bench.costs import predicted_speedups
 from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import BadInput
 from specdemo.host import hardware, measured
-from specdemo.host.terminal import Progress
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
@@ -213,33 +211,6 @@ def recorded_run(kept: dict) -> Trace:
 )
 def test_the_page_says_what_the_live_model_is(target, line):
     assert line in wording.model_line(PairInfo("a pair", target, None))
-
-
-# Runs and pairs
-
-
-def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
-    large, small = ModelChoice("large"), ModelChoice("small")
-
-    def opener(pair, report):
-        while pair == large:
-            report(Progress("downloading"))
-            time.sleep(0.005)
-        return ToySession(info=PairInfo(pair.pair, pair.pair, None))
-
-    service = Service(large, opener)
-    waiting = service.states(large)
-    next(waiting)
-    *_, last = service.states(small)
-    assert (last.kind, last.pair) == ("ready", small)
-    with pytest.raises(RequestFailed, match="Another pair was chosen meanwhile"):
-        list(waiting)
-    leaving = service.states(large)
-    next(leaving)
-    leaving.close()
-    assert service.state == last
-    with service.session(small) as session:
-        assert session.info.name == "small"
 
 
 # The choice of models

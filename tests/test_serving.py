@@ -798,7 +798,7 @@ def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(monkeypatc
     options, toy = ServeOptions(max_new_tokens=8), scripted()
     monkeypatch.setattr(toy, "ask", close)
     backend = LocalBackend(options, lambda *_: toy)
-    list(backend.states(options))
+    backend.load(options).result()
 
     async def answer():
         return [piece async for piece in backend.answer(CompletionRequest(model="x", prompt="a"))]

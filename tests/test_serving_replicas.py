@@ -14,11 +14,12 @@ from specdemo import cli
 from specdemo.engine.messages import EmittedToken, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.pairs.registry import PairInfo
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.server import ray
 from specdemo.server.backend import NotReady, Piece
+from specdemo.server.host import State
 from specdemo.server.metrics import Metrics
 from specdemo.server.schema import CompletionRequest
 from specdemo.server.web_server import bound_socket
@@ -145,6 +146,19 @@ def test_health_model_and_metrics_are_those_of_the_replicas_that_answer():
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
     assert 'specdemo_visitors{replica="r1"} 0.0' in asyncio.run(backend.metrics())
     assert asyncio.run(backend.model())["id"] == "t"
+
+
+def test_a_replica_whose_model_cannot_be_loaded_again_is_replaced():
+    check = ray.EngineReplica.func_or_class.check_health
+
+    def health(kind: str) -> None:
+        state = State(ModelChoice("embedded"), "The model could not be loaded.", kind=kind)
+        asyncio.run(check(SimpleNamespace(_backend=SimpleNamespace(state=state))))
+
+    for kind in ("loading", "ready"):
+        health(kind)
+    with pytest.raises(RequestFailed, match="could not be loaded"):
+        health("failed")
 
 
 def test_without_a_replica_there_is_no_model_to_describe():

@@ -176,8 +176,7 @@ def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     go = threading.Event()
     choice = ModelChoice("dolly-3b-int4")
     service = Service(choice, lambda pair, report: go.wait() and ToySession())
-    service.start()
-    seen = [service.status_lines(), service.states(choice)]
+    seen = [service.states(choice, threading.Event()), service.status_lines()][::-1]
     assert [next(states) for states in seen]
     service.close()
     assert list(seen[0]) == ["Not available. The server was stopped."]

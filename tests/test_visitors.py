@@ -195,7 +195,7 @@ def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(toy, monkeyp
     *_, last = race(service, "hello there")
     assert last["phase"] == "error" and "/models" not in last["note"]
     assert ("A file could not" if trouble == "gone" else "target changed.") in last["note"]
-    assert asyncio.run(service.health())["status"] == "failed"
+    until(lambda: service.state.kind == ("failed" if trouble == "gone" else "ready"))
     assert [*race(service, "hello there")][-1]["phase"] == "done"
 
 
@@ -203,7 +203,7 @@ def test_a_server_that_is_closed_loads_nothing_any_more(service, toy):
     service.close()
     assert toy.closed and asyncio.run(service.health())["status"] == "failed"
     with pytest.raises(RequestFailed, match="The server was stopped"):
-        list(service.states(EMBEDDED))
+        service.load(EMBEDDED)
 
 
 def test_a_visitor_who_waits_reads_a_place_and_a_time():

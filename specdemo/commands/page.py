@@ -72,7 +72,7 @@ def page(options: PageOptions) -> None:
     limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(menu.first, menu.open_session, limits, menu.fetch)
     metrics.log_requests()
-    service.start()
+    service.load(menu.first)
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
     from specdemo.server.page.background_download import BackgroundDownload

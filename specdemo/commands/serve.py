@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 import threading
-from collections import deque
 from dataclasses import replace
 
 from specdemo.commands.shared import chosen_pair, options_of, sectioned
@@ -48,7 +47,7 @@ def serve_locally(options: ServeOptions) -> None:
 
     def load() -> None:
         try:
-            deque(backend.states(options), maxlen=0)
+            backend.load(options).result()
             print(f"Ready: {url}/v1", flush=True)
         except RequestFailed as error:
             if not server.should_exit:

@@ -92,7 +92,7 @@ class LocalBackend(Host):
     def __init__(
         self, options: ServeOptions, opener: Callable[[ServeOptions, Report], Session] = open_pair
     ):
-        super().__init__(options, opener)
+        super().__init__(options, opener, fetch=lambda *_: False)  # one pair has room in memory
         self.options, self._created = options, int(time.time())
         self.stops: set[threading.Event] = set()  # stop signals of answers in progress
         self.long_texts = ShortestFirst(rest=1.0)
@@ -130,6 +130,8 @@ class LocalBackend(Host):
         if state.kind == "loading":
             raise NotReady(f"The model is not ready yet: {state.line.rstrip('.')}.")
         if state.kind == "failed" or not state.session:
+            if not self.closed:
+                self.load(self.options)
             raise NotReady(state.line)
         return state.session
 

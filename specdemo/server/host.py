@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,15 @@ class State:
     kind: Literal["loading", "ready", "failed"] = "loading"
 
 
+class Load(Future[None]):
+    """A pair that is loaded for all who wait for it; `waiting` is their number. It fails with a
+    RequestFailed that says why."""
+
+    def __init__(self, pair: ModelChoice):
+        super().__init__()
+        self.pair, self.waiting = pair, 0
+
+
 class Host:
     """Answers with one pair at a time. Another pair is fetched and loaded while the first answers,
     and then replaces it; requests that run at that moment end on the first. `fetch` gets a pair's
@@ -45,7 +55,7 @@ class Host:
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
-        self._load_number = 0
+        self._last: Load | None = None
         self._users: Counter[Session | None] = Counter()
         self._in_memory: State | None = None
         self.state = State(pair)
@@ -63,69 +73,82 @@ class Host:
     def failure_line(self, error: Exception) -> str:
         return f"The model could not be loaded: {error}"
 
-    def start(self) -> None:
-        """Begin loading the first pair."""
+    def load(self, pair: ModelChoice) -> Load:
+        """Load `pair`, unless it is here or being loaded, in a thread; an earlier load of another
+        pair is given up. Raises RequestFailed if the server was stopped."""
         with self._changed:
-            self._begin(self.state.pair)
+            if self.closed:
+                raise RequestFailed(self.state.line)
+            load = self._last
+            if self.ready(pair):
+                load = Load(pair)
+                load.set_result(None)
+            elif load is None or load.done() or load.pair != pair:
+                load = self._begin(pair)
+            load.waiting += 1
+            return load
+
+    def _begin(self, pair: ModelChoice) -> Load:
+        """The caller of this and of the other transitions holds the lock."""
+        self._fail("Another pair was chosen meanwhile; ask again.")
+        self._last = load = Load(pair)
+        self._become(State(pair))
+        threading.Thread(target=self._work, args=[load], name="load", daemon=True).start()
+        return load
 
     def _become(self, state: State) -> None:
-        """The caller of this and of the other transitions holds the lock."""
         self.state = state
         self._changed.notify_all()
 
-    def _begin(self, pair: ModelChoice) -> None:
-        """Loading, in a thread; an earlier load is given up."""
-        self._load_number += 1
-        self._become(State(pair))
-        arguments = pair, self._load_number
-        threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
+    def _fail(self, line: str) -> None:
+        """End the load, if there is one. A ready pair in memory goes on to answer."""
+        if (load := self._last) and not load.done():
+            load.set_exception(RequestFailed(line))
+            failed = State(load.pair, line, kind="failed")
+            self._become(ready if (ready := self._in_memory) and ready.kind == "ready" else failed)
 
-    def _load(self, pair: ModelChoice, number: int) -> None:
+    def _work(self, load: Load) -> None:
         def report(progress: Progress) -> None:
             with self._changed:
-                if number != self._load_number:
+                if load.done():
                     raise RequestFailed("Nobody waits for this pair any more.")
-                self._become(State(pair, progress.line))
+                self._become(State(load.pair, progress.line))
 
         try:
-            if not self._fetch(pair, report):
-                self._replace(None, number)
-            session = self._opener(pair, report)
+            if not self._fetch(load.pair, report):
+                self._replace(None, load)
+            session = self._opener(load.pair, report)
         except Exception as error:
-            failed = State(pair, self.failure_line(error), kind="failed")
+            line = self.failure_line(error)
             with self._changed:
-                if number == self._load_number:
-                    self._become(failed)
+                if not load.done():
+                    self._fail(line)
         else:
-            self._replace(State(pair, self.ready_line(session), session, "ready"), number)
+            self._replace(State(load.pair, self.ready_line(session), session, "ready"), load)
 
-    def _replace(self, ready: State | None, number: int) -> None:
+    def _replace(self, ready: State | None, load: Load) -> None:
         """Ready, unless the load was given up; None only frees memory. The session that is not
         needed any more is closed once no request uses it."""
         with self._changed:
             unused = ready
-            if number == self._load_number:
+            if not load.done():
                 unused, self._in_memory = self._in_memory, ready
                 self._become(ready or self.state)
+                if ready:
+                    load.set_result(None)
             session = unused.session if unused else None
             self._changed.wait_for(lambda: not self._users[session])
         if session:
             session.close()
 
-    def _give_up(self, pair: ModelChoice) -> None:
-        """Ready with the pair in memory again, if `pair` was to replace it."""
-        ready = self._in_memory
-        if ready and ready.kind == "ready" and self.state.pair == pair != ready.pair:
-            self._load_number += 1
-            self._become(ready)
-
     def close(self) -> None:
         """Cancel the running answers, which end within a round, and release the models."""
         with self._changed:
             self.closed = True
-            self._load_number += 1  # a pair that is being loaded is given up
             session, self._in_memory = self.answering.session, None
-            self._become(State(self.state.pair, "The server was stopped.", kind="failed"))
+            line = "The server was stopped."
+            self._fail(line)  # a pair that is being loaded is given up
+            self._become(State(self.state.pair, line, kind="failed"))
         if session:
             session.close()
 
@@ -144,42 +167,34 @@ class Host:
         state = self._in_memory
         return state if state and state.kind == "ready" and state.pair == pair else None
 
-    def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
-        load of another pair; closing the iterator early gives up this load if another pair is here.
-        Raises RequestFailed if the load fails, another pair is chosen or `stop` is set before."""
-        with self._changed:
-            if self.closed:
-                raise RequestFailed(self.state.line)
-            loading = self.state.kind == "loading" and self.state.pair == pair
-            if not (loading and self._load_number) and not self.ready(pair):
-                self._begin(pair)
-        seen = None
+    def states(self, pair: ModelChoice, stop: threading.Event) -> Iterator[State]:
+        """Yields the states of `pair` until it is loaded. Raises RequestFailed if that fails,
+        another pair is chosen or `stop` is set before. The last who closes the iterator early gives
+        up the load if another pair is here."""
+        load, seen = self.load(pair), None
         try:
-            while not (ready := self.ready(pair)):
-                state = self.state
-                if state.pair != pair:
-                    raise RequestFailed("Another pair was chosen meanwhile; ask again.")
-                if state.kind == "failed":
-                    raise RequestFailed(state.line)
-                if stop is not None and stop.is_set():
+            while not load.done():
+                if stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
-                if state != seen:
+                if (state := self.state) != seen:
                     seen = state
                     yield state
                 with self._changed:
                     if self.state == state:
                         self._changed.wait(timeout=0.25)
-            yield ready
+            load.result()
         finally:
             with self._changed:
-                self._give_up(pair)
+                load.waiting -= 1
+                replaceable = self._in_memory and self._in_memory.kind == "ready"
+                if replaceable and not load.waiting and load is self._last:
+                    self._fail("Nobody waits for this pair any more.")
 
     @contextmanager
     def lent_session(self, pair: ModelChoice) -> Iterator[Session]:
         """The session of a ready pair, kept open during the block. A DamagedModel raised in the
-        block fails the pair; the next request loads it again. Raises Busy if another pair has
-        replaced this one."""
+        block fails the pair, which is then loaded again. Raises Busy if another pair has replaced
+        this one."""
         with self._changed:
             ready = self.ready(pair)
             if not (ready and (session := ready.session)):
@@ -191,7 +206,7 @@ class Host:
             with self._changed:
                 if self._in_memory is ready:
                     self._in_memory = State(pair, str(error), session, "failed")
-                    self._become(self._in_memory)
+                    self._begin(pair)
             raise
         finally:
             with self._changed:

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
@@ -60,7 +59,7 @@ class EngineReplica:
         log_requests()
         options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
         self._backend = LocalBackend(options)
-        deque(self._backend.states(options), maxlen=0)  # Serve reports an error and tries again
+        self._backend.load(options).result()  # Serve reports an error and tries again
 
     def __del__(self) -> None:
         self._backend.close()
@@ -73,6 +72,11 @@ class EngineReplica:
                     yield event
         except (BadInput, Busy, CacheFull, RequestFailed) as error:
             yield error
+
+    async def check_health(self) -> None:
+        """Raises if a damaged model could not be loaded again; Serve then replaces the replica."""
+        if self._backend.state.kind == "failed":
+            raise RequestFailed(self._backend.state.line)
 
     async def report(self) -> dict[str, Any]:
         """`metrics` in the Prometheus text format; `model` is its entry in /v1/models."""

@@ -99,7 +99,7 @@ class BackgroundDownload:
         chosen = replace(self._menu.first, pair=self.pair.name)
         if self._service.answering.kind == "failed":  # then questions wait for this pair
             self._menu.first = chosen
-        list(self._service.states(chosen))
+        self._service.load(chosen).result()
         return "here"
 
     @property

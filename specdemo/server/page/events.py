@@ -74,8 +74,7 @@ def run(
         settings, pair = settings_of(values), menu.resolve(models_of(values))
         yield message("loading", "Starting")
         for state in service.states(pair, stop):
-            if state.kind == "loading":
-                yield message("loading", f"{state.line}. Your question is answered next.")
+            yield message("loading", f"{state.line}. Your question is answered next.")
         with service.session(pair) as session:
             yield message("loading", "Reading the question")
             question = Question(str(values.get("question") or ""), settings, stop=stop)
@@ -186,7 +185,7 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
             if not isinstance(instruction, str):
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
             with service.request(visitor_of(request, request.session_hash)):
-                list(service.states(pair, stop))
+                service.load(pair).result()
                 with service.session(pair) as session:
                     events = session.ask(Question(instruction, settings_of(values), stop=stop))
                     yield from _pieces(events, session.update_seconds)

@@ -137,16 +137,15 @@ def _count(number: int, name: str) -> str:
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
-    """What the page says about the costs of a run's steps, None if it has too few or their times are
-    equal: a `sentence`
-    about checking the median number of `tokens`; the `costs` by number of tokens (seconds, and the
-    ends between which half of them lie); the speed-up `predicted` at the run's acceptance `rate`
-    and `by_rate` of 0, 1, ... 100 %; and the `measured` one. Nothing is predicted that disagrees
-    with what was measured."""
+    """What the page says about the costs of a run's steps, None if it has too few or they took no
+    time: a `sentence` about checking the median number of `tokens`; the `costs` by number of tokens
+    (seconds, and the ends between which half of them lie); the speed-up `predicted` at the run's
+    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; and the `measured` one. Nothing is predicted
+    that disagrees with what was measured."""
     costs = {cost.tokens: cost for cost in step_costs(trace)}
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
     step, figures = costs[1].seconds if 1 in costs else 0.0, summarize(trace)
-    if not sizes or step * MAX_RATE < 1 or not figures.decode_seconds:  # times may be equal
+    if not sizes or step * MAX_RATE < 1 or not figures.decode_seconds:
         return None
     tokens = sizes[len(sizes) // 2]
     several = costs[tokens]
