@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from unittest.mock import Mock
 
 import httpx
 import pytest
+from conftest import ROOT
 from helpers import race_trace, until
 from prometheus_client.parser import text_string_to_metric_families
 from toy_session import ToySession, toy_clock
@@ -18,12 +20,14 @@ from specdemo import cli
 from specdemo.commands import page as page_command
 from specdemo.commands import serve as serve_command
 from specdemo.engine.engine import CacheUse
-from specdemo.engine.scheduler import Activity
+from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import Busy
 from specdemo.pairs import registry
 from specdemo.pairs.registry import EMBEDDED
-from specdemo.server.metrics import Metrics, Record
+from specdemo.server.metrics import Metrics, Record, log_requests
 from specdemo.server.page.model_menu import ModelMenu
+from specdemo.server.page.routes import PageGuard
+from specdemo.server.page.service import VisitorLimits
 from specdemo.server.request_guard import PRIVATE_NETWORKS
 from specdemo.server.web_server import CONNECTIONS, Server
 
@@ -170,9 +174,9 @@ def test_the_page_downloads_a_pair_unless_it_may_not(build, monkeypatch):
 
 
 def test_the_api_takes_its_limits_from_its_options(build):
-    built = build("serve", "--no-ray", "--max-new-tokens", "3")
+    built = build("serve", "--no-ray", "--max-new-tokens", "1")
     answer = built.ask("/v1/chat/completions", CHAT).json()
-    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 1
     for wanted in ({"n": 33}, {"n": 17, "prompt": ["a", "b"]}):
         path = "/v1/completions" if "prompt" in wanted else "/v1/chat/completions"
         body = {**CHAT, **wanted, "max_tokens": 1}
@@ -191,6 +195,47 @@ def test_the_models_have_the_places_cores_and_cache_of_the_options(build, comman
     opened = build(*command, "--cache-mb", "9", "--kv-cache", "f16", *places).open_session.call_args
     assert (opened.args[0].name, opened.args[0].choice.kv_cache) == ("embedded", "f16")
     assert opened.kwargs == capacity
+
+
+@COMMANDS
+def test_a_server_that_ends_closes_its_models(build, command):
+    built = build(*command)
+    built.server._finish()
+    assert built.ask("/health").json()["detail"] == "The server was stopped."
+
+
+def test_the_default_pair_is_chosen_once(build, monkeypatch):
+    """Replicas and later loads would choose another one once more is here."""
+    choose = Mock(side_effect=[(EMBEDDED, ""), (registry.find_pair("gpt2-xl"), "")])
+    monkeypatch.setattr(registry, "default_pair", choose)
+    [pair, _] = build("serve", "--no-ray", "--pair", "").open_session.call_args.args
+    assert pair.name == "embedded"
+
+
+def test_the_guide_tells_the_limits_of_the_page_as_they_are():
+    guide = (ROOT / "docs" / "guide" / "deploy-a-space.md").read_text("utf-8")
+    limits, page = VisitorLimits(), PageGuard
+    for row in (
+        f"| requests that wait | {QUEUED} |",
+        f"| characters of a question | {limits.prompt_characters:,} |",
+        f"| tokens of an answer | {limits.new_tokens:,} |",
+        f"| questions of one visitor at once; a minute | {limits.at_once}; {limits.per_minute} |",
+        f"| questions of one network at once; a minute | {limits.of_address}; "
+        f"{limits.of_address_per_minute} |",
+        f"| requests of one network at work | {page.max_of_network} |",
+        f"| a request's body | {page.max_body // 1_000_000} MB;",
+        f"| seconds for a question, waiting included | {limits.seconds:g} |",
+    ):
+        assert row in guide
+
+
+def test_the_log_begins_at_the_level_of_its_variable(monkeypatch):
+    logger = logging.getLogger("specdemo")
+    monkeypatch.setattr(logger, "level", logger.level)
+    for level in ("WARNING", "debug"):
+        monkeypatch.setenv("SPECDEMO_LOG", level)
+        log_requests()
+        assert logging.getLevelName(logger.level) == level.upper()
 
 
 # Metrics
