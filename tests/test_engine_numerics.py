@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import re
 from contextlib import ExitStack, closing
 from itertools import pairwise, product
 from time import perf_counter
@@ -22,7 +23,7 @@ from test_engine_paged import CLOSE, CORE, F32, KERNELS, OWN
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
-from specdemo.engine.backends import fusion, graph, kernels, numerics, tiles
+from specdemo.engine.backends import attention, fusion, graph, kernels, numerics, tiles
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.checkpoint import PairFiles
@@ -31,6 +32,7 @@ from specdemo.engine.engine import Engine
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.profile import Invariance
+from tools.compile_kernels import SOURCE, llvm_text
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
 CONTEXT = 45
@@ -307,12 +309,61 @@ KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 
 @pytest.fixture(scope="module")
 def codes():
-    """Code for AVX2, for what this processor has beside it, and as AVX-VNNI has it."""
+    """The code for every instruction set, and where the compiler is installed that of plain C."""
     pytest.importorskip("llvmlite")
     from specdemo.engine.backends.kernel_code import Kernels
 
-    short = kernels.vnni().replace("+avx512f,+avx512bw,", "")  # vectors as short as those of AVX2
-    return [Kernels(instructions) for instructions in ("", kernels.vnni(), short)]
+    texts = {vnni: kernels.text_path(vnni).read_text() for vnni in ("", *kernels.VNNI)}
+    made = [
+        text if vnni in ("", kernels.vnni()) else emulated(text) for vnni, text in texts.items()
+    ]
+    if importlib.util.find_spec("ziglang"):
+        made.append(llvm_text("", "-mno-avx2"))
+    return [*map(Kernels, made)]
+
+
+def emulated(text: str) -> str:
+    """LLVM text with a function of plain vectors in place of the instruction of VNNI."""
+    text = re.sub(r"\+avx512\w+|\+avxvnni", "+avx2", text)
+    text = re.sub(r"^declare .*vpdpbusd.*", "", text, flags=re.MULTILINE)
+    name = re.search(r"llvm\.x86\.avx512\.vpdpbusd\.\d+", text)[0]
+    width = int(name.split(".")[-1]) // 32
+    sums, fours, products = f"<{width} x i32>", f"<{4 * width} x i8>", f"<{4 * width} x i32>"
+    lines = [
+        f"define internal {sums} @fours({sums} %sum0, {fours} %weights, {fours} %x) #0 {{",
+        f"%wide_weights = zext {fours} %weights to {products}",
+        f"%wide_x = sext {fours} %x to {products}",
+        f"%products = mul {products} %wide_weights, %wide_x",
+    ]
+    for part in range(4):
+        places = ", ".join(f"i32 {place}" for place in range(part, 4 * width, 4))
+        both = f"{products} %products, {products} poison"
+        lines += [
+            f"%part{part} = shufflevector {both}, {sums} <{places}>",
+            f"%sum{part + 1} = add {sums} %sum{part}, %part{part}",
+        ]
+    return "\n".join([text.replace(name, "fours"), *lines, f"ret {sums} %sum4", "}"])
+
+
+def test_the_committed_text_is_that_of_the_kernels():
+    pytest.importorskip("ziglang")
+    for vnni in ("", *kernels.VNNI):
+        assert llvm_text(vnni) == kernels.text_path(vnni).read_text(), (
+            "python -m tools.compile_kernels"
+        )
+
+
+def test_the_kernels_and_python_have_the_same_numbers_and_operations():
+    text = SOURCE.read_text()
+    [names] = re.findall(r"enum operation {(.*?),\s*}", text, re.DOTALL)
+    operations = [name.upper() for name in fusion.OPERATIONS]
+    assert [name.strip().replace("_", "") for name in names.split(",")] == operations
+    numbers = dict(re.findall(r"\b([A-Z_]+) = (\d+),", text))
+    expected = tiles.TILE, tiles.LANES, attention.BLOCK_TOKENS, tiles.LINE_BYTES // 8
+    assert (
+        tuple(int(numbers[name]) for name in ("TILE", "LANES", "BLOCK_TOKENS", "LINE_WORDS"))
+        == expected
+    )
 
 
 @pytest.fixture
@@ -758,7 +809,7 @@ def test_all_but_tiny_models_use_kernels_with_the_instructions_of_the_processor(
 ):
     xml = tiny_llama_pair.target
     monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(kernels, "vnni", lambda: "+avxvnni" if instructions == "VNNI" else "")
+    monkeypatch.setattr(kernels, "vnni", lambda: "avxvnni" if instructions == "VNNI" else "")
     for least, used in ((numerics.KERNEL_WEIGHTS, False), (1, True)):
         monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", least)
         first, *others = numerics.candidates(xml, "CPU", "auto", True, CORE)
@@ -770,7 +821,7 @@ def test_all_but_tiny_models_use_kernels_with_the_instructions_of_the_processor(
 def test_with_vnni_a_decoder_in_pieces_stays_with_the_plugin(code, tiny, monkeypatch):
     monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", 1)
     monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(kernels, "vnni", lambda: "+avxvnni")
+    monkeypatch.setattr(kernels, "vnni", lambda: "avxvnni")
     for turned, computing in ((fusion.rotation, "kernels"), (lambda node: None, "plugin")):
         monkeypatch.setattr(fusion, "rotation", turned)
         xml = tiny.dolly / "openvino_model.xml"

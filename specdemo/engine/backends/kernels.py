@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_char
 from functools import cache
 from itertools import accumulate, count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ FORWARD, KERNELS, PLUGIN = "FORWARD", "kernels", "plugin"
 F32, GROUP = ("INFERENCE_PRECISION_HINT", "f32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 WHOLE = 2  # nodes of a decoder that is computed as one: before its last rows are chosen, and after
+
+VNNI = {
+    "avx512vnni": ("avx512f", "avx512bw", "avx512vl", "avx512vnni"),
+    "avxvnni": ("avxvnni",),
+}
+"""Forms of kernels.c beside that for AVX2 alone, the best first, with the features of a processor
+that each needs."""
 
 WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")  # values of ONEDNN_MAX_CPU_ISA
 
@@ -76,15 +84,14 @@ def available() -> bool:
 
 @cache
 def vnni() -> str:
-    """What the processor has for products with VNNI, as LLVM names it; nothing where oneDNN must
-    not use it."""
-    from .kernel_code import AVX512_VNNI, AVX_VNNI
-
+    """Which of VNNI the processor has; nothing where oneDNN must not use it."""
     features = {} if limited() else _features()
-    for names in (AVX512_VNNI, AVX_VNNI):
-        if all(features.get(name.strip("+")) for name in names.split(",")):
-            return names
-    return ""
+    return next((name for name, needed in VNNI.items() if all(map(features.get, needed))), "")
+
+
+def text_path(vnni: str) -> Path:
+    """The LLVM text of kernels.c for AVX2 and one of VNNI, or nothing."""
+    return Path(__file__).with_name(f"kernels.{vnni or 'avx2'}.ll")
 
 
 def instructions() -> str:
@@ -112,7 +119,7 @@ def compiling() -> Future[Any]:
 def _compiled() -> Any:
     from .kernel_code import Kernels
 
-    return Kernels(vnni())
+    return Kernels(text_path(vnni()).read_text("ascii"))
 
 
 def shared() -> Any:

@@ -14,7 +14,6 @@ outputs, though the one before may have some of them too."""
 LINE_BYTES = 64  # of the processor's cache
 LANES = 8  # of a register of AVX2: floats or 32-bit integers
 BITS = (4, 8)
-ROWS = 8  # the most that one pass over a tile computes: their sums fill the processor's registers
 
 
 @dataclass(frozen=True, slots=True)

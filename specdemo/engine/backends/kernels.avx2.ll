@@ -1,0 +1,5161 @@
+target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i64:64-i128:128-f80:128-n8:16:32:64-S128"
+
+%struct.board = type { %struct.line, %struct.line, %struct.line, %union.job, i64, i64, [6 x i64], [0 x %struct.line] }
+%struct.line = type { i64, [7 x i64] }
+%union.job = type { [8 x i64] }
+%struct.step = type { i64, i64, i64, i64, i64, i64, i64 }
+%struct.anon = type { ptr, ptr, ptr, ptr, ptr, i64 }
+%struct.matrix = type { ptr, ptr, ptr, i64, i64, i64, i64, i64, i64, i64 }
+%struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, ptr, i64 }
+%struct.attention = type { i64, i64, i64, i64, i64, ptr, ptr }
+%struct.anon.1 = type { ptr, ptr, ptr, ptr, i64 }
+%struct.anon.2 = type { ptr, ptr, i64 }
+%struct.sums = type { float, <8 x float>, [32 x float] }
+
+@JOB_FUNCTIONS = internal constant [10 x ptr] [ptr @matmul, ptr @attend, ptr @round4, ptr @round8, ptr @swish_all, ptr @gelu_all, ptr @erf_gelu_all, ptr @relu_all, ptr @square_all, ptr @log_sum_exp], align 16
+@TILES = internal constant [2 x [2 x [5 x ptr]]] [[2 x [5 x ptr]] [[5 x ptr] [ptr null, ptr @tile_4_1_NO_AHEAD, ptr @tile_4_2_NEAR, ptr null, ptr null], [5 x ptr] [ptr null, ptr null, ptr @tile_4_2_FAR, ptr @tile_4_3_FAR, ptr @tile_4_4_FAR]], [2 x [5 x ptr]] [[5 x ptr] [ptr null, ptr @tile_8_1_NO_AHEAD, ptr @tile_8_2_NEAR, ptr null, ptr null], [5 x ptr] [ptr null, ptr null, ptr @tile_8_2_FAR, ptr @tile_8_3_FAR, ptr @tile_8_4_FAR]]], align 16
+@ATTEND_FUNCTIONS = internal constant [5 x ptr] [ptr null, ptr @attend_1, ptr @attend_2, ptr @attend_3, ptr @attend_4], align 16
+@exponential.series = internal constant [6 x float] [float 0x3F81111120000000, float 0x3FA5555560000000, float 0x3FC5555560000000, float 5.000000e-01, float 1.000000e+00, float 1.000000e+00], align 16
+@erf_gelu.series = internal constant [4 x float] [float 0xBFF7401C60000000, float 0x3FF6BE1C60000000, float 0xBFD23531C0000000, float 0x3FD04F20C0000000], align 16
+
+define dso_local void @help(ptr noundef %0, i64 noundef %1) #0 {
+  %3 = alloca ptr, align 8
+  %4 = alloca i64, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i32, align 4
+  store ptr %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  store i64 0, ptr %5, align 8
+  br label %7
+
+7:
+  %8 = load i64, ptr %5, align 8
+  %9 = icmp slt i64 %8, 200000
+  br i1 %9, label %10, label %39
+
+10:
+  %11 = load ptr, ptr %3, align 8
+  %12 = load i64, ptr %4, align 8
+  %13 = call i64 @compute_parts(ptr noundef %11, i64 noundef %12) #11
+  %14 = icmp sgt i64 %13, 0
+  br i1 %14, label %15, label %16
+
+15:
+  store i64 0, ptr %5, align 8
+  br label %7, !llvm.loop !3
+
+16:
+  call void @pause() #11
+  %17 = load ptr, ptr %3, align 8
+  %18 = getelementptr inbounds nuw %struct.board, ptr %17, i32 0, i32 2
+  %19 = getelementptr inbounds nuw %struct.line, ptr %18, i32 0, i32 0
+  %20 = call i64 @load(ptr noundef %19) #11
+  %21 = icmp eq i64 %20, 0
+  %22 = zext i1 %21 to i32
+  store i32 %22, ptr %6, align 4
+  %23 = load i32, ptr %6, align 4
+  %24 = icmp ne i32 %23, 0
+  br i1 %24, label %29, label %25
+
+25:
+  %26 = load i64, ptr %5, align 8
+  %27 = srem i64 %26, 200
+  %28 = icmp eq i64 %27, 0
+  br i1 %28, label %29, label %31
+
+29:
+  %30 = call i32 @sched_yield() #11
+  br label %31
+
+31:
+  %32 = load i32, ptr %6, align 4
+  %33 = icmp ne i32 %32, 0
+  %34 = zext i1 %33 to i64
+  %35 = select i1 %33, i32 50, i32 1
+  %36 = sext i32 %35 to i64
+  %37 = load i64, ptr %5, align 8
+  %38 = add nsw i64 %37, %36
+  store i64 %38, ptr %5, align 8
+  br label %7, !llvm.loop !3
+
+39:
+  ret void
+}
+
+define internal i64 @compute_parts(ptr noundef %0, i64 noundef %1) #0 {
+  %3 = alloca ptr, align 8
+  %4 = alloca i64, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  store ptr %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  %18 = load ptr, ptr %3, align 8
+  %19 = getelementptr inbounds nuw %struct.board, ptr %18, i32 0, i32 1
+  %20 = getelementptr inbounds nuw %struct.line, ptr %19, i32 0, i32 0
+  %21 = load i64, ptr %20, align 8
+  store i64 %21, ptr %5, align 8
+  store i64 0, ptr %6, align 8
+  store i64 0, ptr %7, align 8
+  br label %22
+
+22:
+  %23 = load i64, ptr %7, align 8
+  %24 = load i64, ptr %5, align 8
+  %25 = icmp slt i64 %23, %24
+  br i1 %25, label %26, label %102
+
+26:
+  %27 = load i64, ptr %4, align 8
+  %28 = load i64, ptr %7, align 8
+  %29 = add nsw i64 %27, %28
+  %30 = load i64, ptr %5, align 8
+  %31 = srem i64 %29, %30
+  store i64 %31, ptr %8, align 8
+  %32 = load ptr, ptr %3, align 8
+  %33 = getelementptr inbounds nuw %struct.board, ptr %32, i32 0, i32 7
+  %34 = load i64, ptr %8, align 8
+  %35 = getelementptr inbounds [0 x %struct.line], ptr %33, i64 0, i64 %34
+  %36 = getelementptr inbounds nuw %struct.line, ptr %35, i32 0, i32 0
+  store ptr %36, ptr %9, align 8
+  %37 = load i64, ptr %6, align 8
+  store i64 %37, ptr %10, align 8
+  br label %38
+
+38:
+  %39 = load ptr, ptr %9, align 8
+  %40 = call i64 @load(ptr noundef %39) #11
+  %41 = icmp slt i64 %40, 4
+  br i1 %41, label %42, label %48
+
+42:
+  %43 = load ptr, ptr %9, align 8
+  store i64 1, ptr %12, align 8
+  %44 = load i64, ptr %12, align 8
+  %45 = atomicrmw add ptr %43, i64 %44 seq_cst, align 8
+  store i64 %45, ptr %13, align 8
+  %46 = load i64, ptr %13, align 8
+  store i64 %46, ptr %11, align 8
+  %47 = icmp slt i64 %46, 4
+  br label %48
+
+48:
+  %49 = phi i1 [ false, %38 ], [ %47, %42 ]
+  br i1 %49, label %50, label %84
+
+50:
+  %51 = load i64, ptr %8, align 8
+  %52 = mul nsw i64 %51, 4
+  %53 = load i64, ptr %11, align 8
+  %54 = add nsw i64 %52, %53
+  store i64 %54, ptr %14, align 8
+  %55 = load ptr, ptr %3, align 8
+  %56 = getelementptr inbounds nuw %struct.board, ptr %55, i32 0, i32 1
+  %57 = getelementptr inbounds nuw %struct.line, ptr %56, i32 0, i32 0
+  %58 = load i64, ptr %57, align 8
+  %59 = mul nsw i64 %58, 4
+  store i64 %59, ptr %15, align 8
+  %60 = load ptr, ptr %3, align 8
+  %61 = getelementptr inbounds nuw %struct.board, ptr %60, i32 0, i32 5
+  %62 = load i64, ptr %61, align 8
+  %63 = getelementptr inbounds [10 x ptr], ptr @JOB_FUNCTIONS, i64 0, i64 %62
+  %64 = load ptr, ptr %63, align 8
+  %65 = load ptr, ptr %3, align 8
+  %66 = getelementptr inbounds nuw %struct.board, ptr %65, i32 0, i32 3
+  %67 = load ptr, ptr %3, align 8
+  %68 = getelementptr inbounds nuw %struct.board, ptr %67, i32 0, i32 4
+  %69 = load i64, ptr %68, align 8
+  %70 = load i64, ptr %14, align 8
+  %71 = mul nsw i64 %69, %70
+  %72 = load i64, ptr %15, align 8
+  %73 = sdiv i64 %71, %72
+  %74 = load ptr, ptr %3, align 8
+  %75 = getelementptr inbounds nuw %struct.board, ptr %74, i32 0, i32 4
+  %76 = load i64, ptr %75, align 8
+  %77 = load i64, ptr %14, align 8
+  %78 = add nsw i64 %77, 1
+  %79 = mul nsw i64 %76, %78
+  %80 = load i64, ptr %15, align 8
+  %81 = sdiv i64 %79, %80
+  call void %64(ptr noundef %66, i64 noundef %73, i64 noundef %81) #11
+  %82 = load i64, ptr %6, align 8
+  %83 = add nsw i64 %82, 1
+  store i64 %83, ptr %6, align 8
+  br label %38, !llvm.loop !5
+
+84:
+  %85 = load i64, ptr %6, align 8
+  %86 = load i64, ptr %10, align 8
+  %87 = icmp sgt i64 %85, %86
+  br i1 %87, label %88, label %98
+
+88:
+  %89 = load ptr, ptr %3, align 8
+  %90 = getelementptr inbounds nuw %struct.board, ptr %89, i32 0, i32 0
+  %91 = getelementptr inbounds nuw %struct.line, ptr %90, i32 0, i32 0
+  %92 = load i64, ptr %6, align 8
+  %93 = load i64, ptr %10, align 8
+  %94 = sub nsw i64 %92, %93
+  store i64 %94, ptr %16, align 8
+  %95 = load i64, ptr %16, align 8
+  %96 = atomicrmw add ptr %91, i64 %95 seq_cst, align 8
+  store i64 %96, ptr %17, align 8
+  %97 = load i64, ptr %17, align 8
+  br label %98
+
+98:
+  br label %99
+
+99:
+  %100 = load i64, ptr %7, align 8
+  %101 = add nsw i64 %100, 1
+  store i64 %101, ptr %7, align 8
+  br label %22, !llvm.loop !6
+
+102:
+  %103 = load i64, ptr %6, align 8
+  ret i64 %103
+}
+
+define internal void @pause() #1 {
+  call void @llvm.x86.sse2.pause()
+  ret void
+}
+
+define internal i64 @load(ptr noundef %0) #1 {
+  %2 = alloca ptr, align 8
+  %3 = alloca i64, align 8
+  store ptr %0, ptr %2, align 8
+  %4 = load ptr, ptr %2, align 8
+  %5 = load atomic i64, ptr %4 seq_cst, align 8
+  store i64 %5, ptr %3, align 8
+  %6 = load i64, ptr %3, align 8
+  ret i64 %6
+}
+
+declare i32 @sched_yield() #2
+
+define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr noundef %3, i64 noundef %4) #0 {
+  %6 = alloca ptr, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca ptr, align 8
+  %12 = alloca ptr, align 8
+  %13 = alloca ptr, align 8
+  %14 = alloca ptr, align 8
+  %15 = alloca ptr, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca ptr, align 8
+  %19 = alloca ptr, align 8
+  %20 = alloca %union.job, align 8
+  %21 = alloca i64, align 8
+  store ptr %0, ptr %6, align 8
+  store ptr %1, ptr %7, align 8
+  store i64 %2, ptr %8, align 8
+  store ptr %3, ptr %9, align 8
+  store i64 %4, ptr %10, align 8
+  %22 = load ptr, ptr %6, align 8
+  %23 = getelementptr inbounds nuw %struct.board, ptr %22, i32 0, i32 2
+  %24 = getelementptr inbounds nuw %struct.line, ptr %23, i32 0, i32 0
+  store i64 1, ptr %24, align 8
+  %25 = load ptr, ptr %7, align 8
+  store ptr %25, ptr %11, align 8
+  br label %26
+
+26:
+  %27 = load ptr, ptr %11, align 8
+  %28 = load ptr, ptr %7, align 8
+  %29 = load i64, ptr %8, align 8
+  %30 = getelementptr inbounds %struct.step, ptr %28, i64 %29
+  %31 = icmp ult ptr %27, %30
+  br i1 %31, label %32, label %235
+
+32:
+  %33 = load ptr, ptr %9, align 8
+  %34 = load ptr, ptr %11, align 8
+  %35 = getelementptr inbounds nuw %struct.step, ptr %34, i32 0, i32 1
+  %36 = load i64, ptr %35, align 8
+  %37 = getelementptr inbounds ptr, ptr %33, i64 %36
+  %38 = load ptr, ptr %37, align 8
+  store ptr %38, ptr %12, align 8
+  %39 = load ptr, ptr %9, align 8
+  %40 = load ptr, ptr %11, align 8
+  %41 = getelementptr inbounds nuw %struct.step, ptr %40, i32 0, i32 2
+  %42 = load i64, ptr %41, align 8
+  %43 = getelementptr inbounds ptr, ptr %39, i64 %42
+  %44 = load ptr, ptr %43, align 8
+  store ptr %44, ptr %13, align 8
+  %45 = load ptr, ptr %9, align 8
+  %46 = load ptr, ptr %11, align 8
+  %47 = getelementptr inbounds nuw %struct.step, ptr %46, i32 0, i32 3
+  %48 = load i64, ptr %47, align 8
+  %49 = getelementptr inbounds ptr, ptr %45, i64 %48
+  %50 = load ptr, ptr %49, align 8
+  store ptr %50, ptr %14, align 8
+  %51 = load ptr, ptr %9, align 8
+  %52 = load ptr, ptr %11, align 8
+  %53 = getelementptr inbounds nuw %struct.step, ptr %52, i32 0, i32 3
+  %54 = load i64, ptr %53, align 8
+  %55 = getelementptr inbounds ptr, ptr %51, i64 %54
+  store ptr %55, ptr %15, align 8
+  %56 = load ptr, ptr %11, align 8
+  %57 = getelementptr inbounds nuw %struct.step, ptr %56, i32 0, i32 5
+  %58 = load i64, ptr %57, align 8
+  store i64 %58, ptr %16, align 8
+  %59 = load ptr, ptr %11, align 8
+  %60 = getelementptr inbounds nuw %struct.step, ptr %59, i32 0, i32 6
+  %61 = load i64, ptr %60, align 8
+  store i64 %61, ptr %17, align 8
+  %62 = load i64, ptr %17, align 8
+  %63 = inttoptr i64 %62 to ptr
+  store ptr %63, ptr %18, align 8
+  %64 = load i64, ptr %17, align 8
+  %65 = inttoptr i64 %64 to ptr
+  store ptr %65, ptr %19, align 8
+  %66 = load i64, ptr %10, align 8
+  %67 = load i64, ptr %16, align 8
+  %68 = mul nsw i64 %66, %67
+  %69 = sdiv i64 %68, 8
+  store i64 %69, ptr %21, align 8
+  %70 = load ptr, ptr %11, align 8
+  %71 = getelementptr inbounds nuw %struct.step, ptr %70, i32 0, i32 0
+  %72 = load i64, ptr %71, align 8
+  switch i64 %72, label %219 [
+    i64 10, label %73
+    i64 11, label %88
+    i64 12, label %103
+    i64 13, label %110
+    i64 14, label %117
+    i64 15, label %130
+    i64 0, label %144
+    i64 1, label %169
+    i64 2, label %195
+    i64 3, label %195
+    i64 9, label %217
+  ]
+
+73:
+  %74 = load ptr, ptr %12, align 8
+  %75 = load ptr, ptr %13, align 8
+  %76 = load i64, ptr %10, align 8
+  %77 = load i64, ptr %16, align 8
+  %78 = mul nsw i64 %76, %77
+  %79 = load ptr, ptr %11, align 8
+  %80 = getelementptr inbounds nuw %struct.step, ptr %79, i32 0, i32 4
+  %81 = load i64, ptr %80, align 8
+  %82 = sdiv i64 %78, %81
+  %83 = load ptr, ptr %11, align 8
+  %84 = getelementptr inbounds nuw %struct.step, ptr %83, i32 0, i32 4
+  %85 = load i64, ptr %84, align 8
+  %86 = load i64, ptr %17, align 8
+  %87 = trunc i64 %86 to i32
+  call void @norm(ptr noundef %74, ptr noundef %75, i64 noundef %82, i64 noundef %85, i32 noundef %87, i32 noundef 0) #11
+  br label %232
+
+88:
+  %89 = load ptr, ptr %12, align 8
+  %90 = load ptr, ptr %13, align 8
+  %91 = load i64, ptr %10, align 8
+  %92 = load i64, ptr %16, align 8
+  %93 = mul nsw i64 %91, %92
+  %94 = load ptr, ptr %11, align 8
+  %95 = getelementptr inbounds nuw %struct.step, ptr %94, i32 0, i32 4
+  %96 = load i64, ptr %95, align 8
+  %97 = sdiv i64 %93, %96
+  %98 = load ptr, ptr %11, align 8
+  %99 = getelementptr inbounds nuw %struct.step, ptr %98, i32 0, i32 4
+  %100 = load i64, ptr %99, align 8
+  %101 = load i64, ptr %17, align 8
+  %102 = trunc i64 %101 to i32
+  call void @norm(ptr noundef %89, ptr noundef %90, i64 noundef %97, i64 noundef %100, i32 noundef %102, i32 noundef 1) #11
+  br label %232
+
+103:
+  %104 = load ptr, ptr %12, align 8
+  %105 = load ptr, ptr %13, align 8
+  %106 = load ptr, ptr %14, align 8
+  %107 = load i64, ptr %10, align 8
+  %108 = load i64, ptr %16, align 8
+  %109 = load i64, ptr %17, align 8
+  call void @add(ptr noundef %104, ptr noundef %105, ptr noundef %106, i64 noundef %107, i64 noundef %108, i64 noundef %109) #11
+  br label %232
+
+110:
+  %111 = load ptr, ptr %12, align 8
+  %112 = load ptr, ptr %13, align 8
+  %113 = load ptr, ptr %14, align 8
+  %114 = load i64, ptr %10, align 8
+  %115 = load i64, ptr %16, align 8
+  %116 = load i64, ptr %17, align 8
+  call void @multiply(ptr noundef %111, ptr noundef %112, ptr noundef %113, i64 noundef %114, i64 noundef %115, i64 noundef %116) #11
+  br label %232
+
+117:
+  %118 = load ptr, ptr %12, align 8
+  %119 = load ptr, ptr %13, align 8
+  %120 = load ptr, ptr %14, align 8
+  %121 = load ptr, ptr %9, align 8
+  %122 = load ptr, ptr %11, align 8
+  %123 = getelementptr inbounds nuw %struct.step, ptr %122, i32 0, i32 4
+  %124 = load i64, ptr %123, align 8
+  %125 = getelementptr inbounds ptr, ptr %121, i64 %124
+  %126 = load ptr, ptr %125, align 8
+  %127 = load i64, ptr %10, align 8
+  %128 = load i64, ptr %16, align 8
+  %129 = load i64, ptr %17, align 8
+  call void @rotate(ptr noundef %118, ptr noundef %119, ptr noundef %120, ptr noundef %126, i64 noundef %127, i64 noundef %128, i64 noundef %129) #11
+  br label %232
+
+130:
+  %131 = load ptr, ptr %19, align 8
+  %132 = load ptr, ptr %13, align 8
+  %133 = load ptr, ptr %14, align 8
+  %134 = load ptr, ptr %9, align 8
+  %135 = getelementptr inbounds ptr, ptr %134, i64 0
+  %136 = load ptr, ptr %135, align 8
+  %137 = load ptr, ptr %9, align 8
+  %138 = getelementptr inbounds ptr, ptr %137, i64 1
+  %139 = load ptr, ptr %138, align 8
+  %140 = load ptr, ptr %9, align 8
+  %141 = getelementptr inbounds ptr, ptr %140, i64 2
+  %142 = load ptr, ptr %141, align 8
+  %143 = load i64, ptr %10, align 8
+  call void @store(ptr noundef %131, ptr noundef %132, ptr noundef %133, ptr noundef %136, ptr noundef %139, ptr noundef %142, i64 noundef %143) #11
+  br label %232
+
+144:
+  %145 = load ptr, ptr %18, align 8
+  %146 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 0
+  store ptr %145, ptr %146, align 8
+  %147 = load ptr, ptr %15, align 8
+  %148 = getelementptr inbounds ptr, ptr %147, i64 0
+  %149 = load ptr, ptr %148, align 8
+  %150 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 1
+  store ptr %149, ptr %150, align 8
+  %151 = load ptr, ptr %15, align 8
+  %152 = getelementptr inbounds ptr, ptr %151, i64 1
+  %153 = load ptr, ptr %152, align 8
+  %154 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 2
+  store ptr %153, ptr %154, align 8
+  %155 = load ptr, ptr %15, align 8
+  %156 = getelementptr inbounds ptr, ptr %155, i64 2
+  %157 = load ptr, ptr %156, align 8
+  %158 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 3
+  store ptr %157, ptr %158, align 8
+  %159 = load ptr, ptr %12, align 8
+  %160 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 4
+  store ptr %159, ptr %160, align 8
+  %161 = load i64, ptr %10, align 8
+  %162 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 5
+  store i64 %161, ptr %162, align 8
+  %163 = load ptr, ptr %18, align 8
+  %164 = getelementptr inbounds nuw %struct.matrix, ptr %163, i32 0, i32 8
+  %165 = load i64, ptr %164, align 8
+  %166 = add nsw i64 %165, 16
+  %167 = sub nsw i64 %166, 1
+  %168 = sdiv i64 %167, 16
+  store i64 %168, ptr %21, align 8
+  br label %226
+
+169:
+  %170 = load ptr, ptr %19, align 8
+  %171 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 0
+  store ptr %170, ptr %171, align 8
+  %172 = load ptr, ptr %13, align 8
+  %173 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 1
+  store ptr %172, ptr %173, align 8
+  %174 = load ptr, ptr %9, align 8
+  %175 = getelementptr inbounds ptr, ptr %174, i64 0
+  %176 = load ptr, ptr %175, align 8
+  %177 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 2
+  store ptr %176, ptr %177, align 8
+  %178 = load ptr, ptr %9, align 8
+  %179 = getelementptr inbounds ptr, ptr %178, i64 1
+  %180 = load ptr, ptr %179, align 8
+  %181 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 3
+  store ptr %180, ptr %181, align 8
+  %182 = load ptr, ptr %9, align 8
+  %183 = getelementptr inbounds ptr, ptr %182, i64 2
+  %184 = load ptr, ptr %183, align 8
+  %185 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 5
+  store ptr %184, ptr %185, align 8
+  %186 = load ptr, ptr %12, align 8
+  %187 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 4
+  store ptr %186, ptr %187, align 8
+  %188 = load i64, ptr %10, align 8
+  %189 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 6
+  store i64 %188, ptr %189, align 8
+  %190 = load i64, ptr %10, align 8
+  %191 = load ptr, ptr %19, align 8
+  %192 = getelementptr inbounds nuw %struct.attention, ptr %191, i32 0, i32 1
+  %193 = load i64, ptr %192, align 8
+  %194 = mul nsw i64 %190, %193
+  store i64 %194, ptr %21, align 8
+  br label %226
+
+195:
+  %196 = load ptr, ptr %13, align 8
+  %197 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 0
+  store ptr %196, ptr %197, align 8
+  %198 = load ptr, ptr %15, align 8
+  %199 = getelementptr inbounds ptr, ptr %198, i64 0
+  %200 = load ptr, ptr %199, align 8
+  %201 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 1
+  store ptr %200, ptr %201, align 8
+  %202 = load ptr, ptr %15, align 8
+  %203 = getelementptr inbounds ptr, ptr %202, i64 1
+  %204 = load ptr, ptr %203, align 8
+  %205 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 2
+  store ptr %204, ptr %205, align 8
+  %206 = load ptr, ptr %15, align 8
+  %207 = getelementptr inbounds ptr, ptr %206, i64 2
+  %208 = load ptr, ptr %207, align 8
+  %209 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 3
+  store ptr %208, ptr %209, align 8
+  %210 = load i64, ptr %17, align 8
+  %211 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 4
+  store i64 %210, ptr %211, align 8
+  %212 = load i64, ptr %10, align 8
+  %213 = load i64, ptr %16, align 8
+  %214 = mul nsw i64 %212, %213
+  %215 = load i64, ptr %17, align 8
+  %216 = sdiv i64 %214, %215
+  store i64 %216, ptr %21, align 8
+  br label %226
+
+217:
+  %218 = load i64, ptr %10, align 8
+  store i64 %218, ptr %21, align 8
+  br label %219
+
+219:
+  %220 = load ptr, ptr %12, align 8
+  %221 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 0
+  store ptr %220, ptr %221, align 8
+  %222 = load ptr, ptr %13, align 8
+  %223 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  store ptr %222, ptr %223, align 8
+  %224 = load i64, ptr %17, align 8
+  %225 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 2
+  store i64 %224, ptr %225, align 8
+  br label %226
+
+226:
+  %227 = load ptr, ptr %6, align 8
+  %228 = load i64, ptr %21, align 8
+  %229 = load ptr, ptr %11, align 8
+  %230 = getelementptr inbounds nuw %struct.step, ptr %229, i32 0, i32 0
+  %231 = load i64, ptr %230, align 8
+  call void @share(ptr noundef %227, ptr noundef %20, i64 noundef %228, i64 noundef %231) #11
+  br label %232
+
+232:
+  %233 = load ptr, ptr %11, align 8
+  %234 = getelementptr inbounds nuw %struct.step, ptr %233, i32 1
+  store ptr %234, ptr %11, align 8
+  br label %26, !llvm.loop !7
+
+235:
+  %236 = load ptr, ptr %6, align 8
+  %237 = getelementptr inbounds nuw %struct.board, ptr %236, i32 0, i32 2
+  %238 = getelementptr inbounds nuw %struct.line, ptr %237, i32 0, i32 0
+  store i64 0, ptr %238, align 8
+  ret void
+}
+
+define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 noundef %3, i32 noundef %4, i32 noundef %5) #3 {
+  %7 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i32, align 4
+  %12 = alloca i32, align 4
+  %13 = alloca i64, align 8
+  %14 = alloca ptr, align 8
+  %15 = alloca <8 x float>, align 32
+  %16 = alloca <8 x float>, align 32
+  %17 = alloca i64, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca <8 x float>, align 32
+  %20 = alloca float, align 4
+  %21 = alloca float, align 4
+  %22 = alloca i64, align 8
+  store ptr %0, ptr %7, align 8
+  store ptr %1, ptr %8, align 8
+  store i64 %2, ptr %9, align 8
+  store i64 %3, ptr %10, align 8
+  store i32 %4, ptr %11, align 4
+  store i32 %5, ptr %12, align 4
+  store i64 0, ptr %13, align 8
+  br label %23
+
+23:
+  %24 = load i64, ptr %13, align 8
+  %25 = load i64, ptr %9, align 8
+  %26 = load i64, ptr %10, align 8
+  %27 = mul nsw i64 %25, %26
+  %28 = icmp slt i64 %24, %27
+  br i1 %28, label %29, label %116
+
+29:
+  %30 = load ptr, ptr %8, align 8
+  %31 = load i64, ptr %13, align 8
+  %32 = getelementptr inbounds float, ptr %30, i64 %31
+  store ptr %32, ptr %14, align 8
+  store <8 x float> zeroinitializer, ptr %15, align 32
+  store <8 x float> zeroinitializer, ptr %16, align 32
+  %33 = load i32, ptr %12, align 4
+  %34 = icmp ne i32 %33, 0
+  br i1 %34, label %35, label %58
+
+35:
+  store i64 0, ptr %17, align 8
+  br label %36
+
+36:
+  %37 = load i64, ptr %17, align 8
+  %38 = load i64, ptr %10, align 8
+  %39 = icmp slt i64 %37, %38
+  br i1 %39, label %40, label %50
+
+40:
+  %41 = load ptr, ptr %14, align 8
+  %42 = load i64, ptr %17, align 8
+  %43 = getelementptr inbounds float, ptr %41, i64 %42
+  %44 = call <8 x float> @read(ptr noundef %43) #11
+  %45 = load <8 x float>, ptr %15, align 32
+  %46 = fadd <8 x float> %45, %44
+  store <8 x float> %46, ptr %15, align 32
+  br label %47
+
+47:
+  %48 = load i64, ptr %17, align 8
+  %49 = add nsw i64 %48, 8
+  store i64 %49, ptr %17, align 8
+  br label %36, !llvm.loop !8
+
+50:
+  %51 = load <8 x float>, ptr %15, align 32
+  %52 = call float @sum(<8 x float> noundef %51) #11
+  %53 = load i64, ptr %10, align 8
+  %54 = sitofp i64 %53 to float
+  %55 = fdiv float %52, %54
+  %56 = insertelement <8 x float> poison, float %55, i64 0
+  %57 = shufflevector <8 x float> %56, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %57, ptr %15, align 32
+  br label %58
+
+58:
+  store i64 0, ptr %18, align 8
+  br label %59
+
+59:
+  %60 = load i64, ptr %18, align 8
+  %61 = load i64, ptr %10, align 8
+  %62 = icmp slt i64 %60, %61
+  br i1 %62, label %63, label %77
+
+63:
+  %64 = load ptr, ptr %14, align 8
+  %65 = load i64, ptr %18, align 8
+  %66 = getelementptr inbounds float, ptr %64, i64 %65
+  %67 = call <8 x float> @read(ptr noundef %66) #11
+  %68 = load <8 x float>, ptr %15, align 32
+  %69 = fsub <8 x float> %67, %68
+  store <8 x float> %69, ptr %19, align 32
+  %70 = load <8 x float>, ptr %19, align 32
+  %71 = load <8 x float>, ptr %19, align 32
+  %72 = load <8 x float>, ptr %16, align 32
+  %73 = call <8 x float> @fused(<8 x float> noundef %70, <8 x float> noundef %71, <8 x float> noundef %72) #11
+  store <8 x float> %73, ptr %16, align 32
+  br label %74
+
+74:
+  %75 = load i64, ptr %18, align 8
+  %76 = add nsw i64 %75, 8
+  store i64 %76, ptr %18, align 8
+  br label %59, !llvm.loop !9
+
+77:
+  %78 = load <8 x float>, ptr %16, align 32
+  %79 = call float @sum(<8 x float> noundef %78) #11
+  %80 = load i64, ptr %10, align 8
+  %81 = sitofp i64 %80 to float
+  %82 = fdiv float %79, %81
+  %83 = load float, ptr %11, align 4
+  %84 = fadd float %82, %83
+  store float %84, ptr %20, align 4
+  %85 = load float, ptr %20, align 4
+  %86 = call float @llvm.sqrt.f32(float %85)
+  %87 = fdiv float 1.000000e+00, %86
+  store float %87, ptr %21, align 4
+  store i64 0, ptr %22, align 8
+  br label %88
+
+88:
+  %89 = load i64, ptr %22, align 8
+  %90 = load i64, ptr %10, align 8
+  %91 = icmp slt i64 %89, %90
+  br i1 %91, label %92, label %111
+
+92:
+  %93 = load ptr, ptr %7, align 8
+  %94 = load i64, ptr %13, align 8
+  %95 = getelementptr inbounds float, ptr %93, i64 %94
+  %96 = load i64, ptr %22, align 8
+  %97 = getelementptr inbounds float, ptr %95, i64 %96
+  %98 = load ptr, ptr %14, align 8
+  %99 = load i64, ptr %22, align 8
+  %100 = getelementptr inbounds float, ptr %98, i64 %99
+  %101 = call <8 x float> @read(ptr noundef %100) #11
+  %102 = load <8 x float>, ptr %15, align 32
+  %103 = fsub <8 x float> %101, %102
+  %104 = load float, ptr %21, align 4
+  %105 = insertelement <8 x float> poison, float %104, i64 0
+  %106 = shufflevector <8 x float> %105, <8 x float> poison, <8 x i32> zeroinitializer
+  %107 = fmul <8 x float> %103, %106
+  call void @write(ptr noundef %97, <8 x float> noundef %107) #11
+  br label %108
+
+108:
+  %109 = load i64, ptr %22, align 8
+  %110 = add nsw i64 %109, 8
+  store i64 %110, ptr %22, align 8
+  br label %88, !llvm.loop !10
+
+111:
+  br label %112
+
+112:
+  %113 = load i64, ptr %10, align 8
+  %114 = load i64, ptr %13, align 8
+  %115 = add nsw i64 %114, %113
+  store i64 %115, ptr %13, align 8
+  br label %23, !llvm.loop !11
+
+116:
+  ret void
+}
+
+define internal void @add(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 noundef %3, i64 noundef %4, i64 noundef %5) #4 {
+  %7 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca <8 x float>, align 32
+  store ptr %0, ptr %7, align 8
+  store ptr %1, ptr %8, align 8
+  store ptr %2, ptr %9, align 8
+  store i64 %3, ptr %10, align 8
+  store i64 %4, ptr %11, align 8
+  store i64 %5, ptr %12, align 8
+  store i64 0, ptr %13, align 8
+  br label %16
+
+16:
+  %17 = load i64, ptr %13, align 8
+  %18 = load i64, ptr %10, align 8
+  %19 = icmp slt i64 %17, %18
+  br i1 %19, label %20, label %58
+
+20:
+  store i64 0, ptr %14, align 8
+  br label %21
+
+21:
+  %22 = load i64, ptr %14, align 8
+  %23 = load i64, ptr %11, align 8
+  %24 = icmp slt i64 %22, %23
+  br i1 %24, label %25, label %54
+
+25:
+  %26 = load ptr, ptr %9, align 8
+  %27 = load i64, ptr %13, align 8
+  %28 = load i64, ptr %12, align 8
+  %29 = mul nsw i64 %27, %28
+  %30 = getelementptr inbounds float, ptr %26, i64 %29
+  %31 = load i64, ptr %14, align 8
+  %32 = getelementptr inbounds float, ptr %30, i64 %31
+  %33 = call <8 x float> @read(ptr noundef %32) #11
+  store <8 x float> %33, ptr %15, align 32
+  %34 = load ptr, ptr %7, align 8
+  %35 = load i64, ptr %13, align 8
+  %36 = load i64, ptr %11, align 8
+  %37 = mul nsw i64 %35, %36
+  %38 = getelementptr inbounds float, ptr %34, i64 %37
+  %39 = load i64, ptr %14, align 8
+  %40 = getelementptr inbounds float, ptr %38, i64 %39
+  %41 = load ptr, ptr %8, align 8
+  %42 = load i64, ptr %13, align 8
+  %43 = load i64, ptr %11, align 8
+  %44 = mul nsw i64 %42, %43
+  %45 = getelementptr inbounds float, ptr %41, i64 %44
+  %46 = load i64, ptr %14, align 8
+  %47 = getelementptr inbounds float, ptr %45, i64 %46
+  %48 = call <8 x float> @read(ptr noundef %47) #11
+  %49 = load <8 x float>, ptr %15, align 32
+  %50 = fadd <8 x float> %48, %49
+  call void @write(ptr noundef %40, <8 x float> noundef %50) #11
+  br label %51
+
+51:
+  %52 = load i64, ptr %14, align 8
+  %53 = add nsw i64 %52, 8
+  store i64 %53, ptr %14, align 8
+  br label %21, !llvm.loop !12
+
+54:
+  br label %55
+
+55:
+  %56 = load i64, ptr %13, align 8
+  %57 = add nsw i64 %56, 1
+  store i64 %57, ptr %13, align 8
+  br label %16, !llvm.loop !13
+
+58:
+  ret void
+}
+
+define internal void @multiply(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 noundef %3, i64 noundef %4, i64 noundef %5) #4 {
+  %7 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca <8 x float>, align 32
+  store ptr %0, ptr %7, align 8
+  store ptr %1, ptr %8, align 8
+  store ptr %2, ptr %9, align 8
+  store i64 %3, ptr %10, align 8
+  store i64 %4, ptr %11, align 8
+  store i64 %5, ptr %12, align 8
+  store i64 0, ptr %13, align 8
+  br label %16
+
+16:
+  %17 = load i64, ptr %13, align 8
+  %18 = load i64, ptr %10, align 8
+  %19 = icmp slt i64 %17, %18
+  br i1 %19, label %20, label %58
+
+20:
+  store i64 0, ptr %14, align 8
+  br label %21
+
+21:
+  %22 = load i64, ptr %14, align 8
+  %23 = load i64, ptr %11, align 8
+  %24 = icmp slt i64 %22, %23
+  br i1 %24, label %25, label %54
+
+25:
+  %26 = load ptr, ptr %9, align 8
+  %27 = load i64, ptr %13, align 8
+  %28 = load i64, ptr %12, align 8
+  %29 = mul nsw i64 %27, %28
+  %30 = getelementptr inbounds float, ptr %26, i64 %29
+  %31 = load i64, ptr %14, align 8
+  %32 = getelementptr inbounds float, ptr %30, i64 %31
+  %33 = call <8 x float> @read(ptr noundef %32) #11
+  store <8 x float> %33, ptr %15, align 32
+  %34 = load ptr, ptr %7, align 8
+  %35 = load i64, ptr %13, align 8
+  %36 = load i64, ptr %11, align 8
+  %37 = mul nsw i64 %35, %36
+  %38 = getelementptr inbounds float, ptr %34, i64 %37
+  %39 = load i64, ptr %14, align 8
+  %40 = getelementptr inbounds float, ptr %38, i64 %39
+  %41 = load ptr, ptr %8, align 8
+  %42 = load i64, ptr %13, align 8
+  %43 = load i64, ptr %11, align 8
+  %44 = mul nsw i64 %42, %43
+  %45 = getelementptr inbounds float, ptr %41, i64 %44
+  %46 = load i64, ptr %14, align 8
+  %47 = getelementptr inbounds float, ptr %45, i64 %46
+  %48 = call <8 x float> @read(ptr noundef %47) #11
+  %49 = load <8 x float>, ptr %15, align 32
+  %50 = fmul <8 x float> %48, %49
+  call void @write(ptr noundef %40, <8 x float> noundef %50) #11
+  br label %51
+
+51:
+  %52 = load i64, ptr %14, align 8
+  %53 = add nsw i64 %52, 8
+  store i64 %53, ptr %14, align 8
+  br label %21, !llvm.loop !14
+
+54:
+  br label %55
+
+55:
+  %56 = load i64, ptr %13, align 8
+  %57 = add nsw i64 %56, 1
+  store i64 %57, ptr %13, align 8
+  br label %16, !llvm.loop !15
+
+58:
+  ret void
+}
+
+define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i64 noundef %5, i64 noundef %6) #4 {
+  %8 = alloca ptr, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca ptr, align 8
+  %11 = alloca ptr, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca ptr, align 8
+  %20 = alloca ptr, align 8
+  %21 = alloca i64, align 8
+  %22 = alloca ptr, align 8
+  %23 = alloca ptr, align 8
+  %24 = alloca i64, align 8
+  %25 = alloca <8 x float>, align 32
+  %26 = alloca <8 x float>, align 32
+  %27 = alloca float, align 4
+  %28 = alloca float, align 4
+  store ptr %0, ptr %8, align 8
+  store ptr %1, ptr %9, align 8
+  store ptr %2, ptr %10, align 8
+  store ptr %3, ptr %11, align 8
+  store i64 %4, ptr %12, align 8
+  store i64 %5, ptr %13, align 8
+  store i64 %6, ptr %14, align 8
+  %29 = load i64, ptr %14, align 8
+  %30 = and i64 %29, 4294967295
+  store i64 %30, ptr %15, align 8
+  %31 = load i64, ptr %14, align 8
+  %32 = ashr i64 %31, 32
+  store i64 %32, ptr %16, align 8
+  %33 = load i64, ptr %16, align 8
+  %34 = sdiv i64 %33, 2
+  store i64 %34, ptr %17, align 8
+  store i64 0, ptr %18, align 8
+  br label %35
+
+35:
+  %36 = load i64, ptr %18, align 8
+  %37 = load i64, ptr %12, align 8
+  %38 = icmp slt i64 %36, %37
+  br i1 %38, label %39, label %213
+
+39:
+  %40 = load ptr, ptr %10, align 8
+  %41 = load i64, ptr %18, align 8
+  %42 = load i64, ptr %16, align 8
+  %43 = mul nsw i64 %41, %42
+  %44 = getelementptr inbounds float, ptr %40, i64 %43
+  store ptr %44, ptr %19, align 8
+  %45 = load ptr, ptr %11, align 8
+  %46 = load i64, ptr %18, align 8
+  %47 = load i64, ptr %16, align 8
+  %48 = mul nsw i64 %46, %47
+  %49 = getelementptr inbounds float, ptr %45, i64 %48
+  store ptr %49, ptr %20, align 8
+  %50 = load i64, ptr %18, align 8
+  %51 = load i64, ptr %13, align 8
+  %52 = mul nsw i64 %50, %51
+  store i64 %52, ptr %21, align 8
+  br label %53
+
+53:
+  %54 = load i64, ptr %21, align 8
+  %55 = load i64, ptr %18, align 8
+  %56 = add nsw i64 %55, 1
+  %57 = load i64, ptr %13, align 8
+  %58 = mul nsw i64 %56, %57
+  %59 = icmp slt i64 %54, %58
+  br i1 %59, label %60, label %209
+
+60:
+  %61 = load ptr, ptr %9, align 8
+  %62 = load i64, ptr %21, align 8
+  %63 = getelementptr inbounds float, ptr %61, i64 %62
+  store ptr %63, ptr %22, align 8
+  %64 = load ptr, ptr %22, align 8
+  %65 = load i64, ptr %17, align 8
+  %66 = getelementptr inbounds float, ptr %64, i64 %65
+  store ptr %66, ptr %23, align 8
+  store i64 0, ptr %24, align 8
+  br label %67
+
+67:
+  %68 = load i64, ptr %24, align 8
+  %69 = add nsw i64 %68, 8
+  %70 = load i64, ptr %17, align 8
+  %71 = icmp sle i64 %69, %70
+  br i1 %71, label %72, label %125
+
+72:
+  %73 = load ptr, ptr %22, align 8
+  %74 = load i64, ptr %24, align 8
+  %75 = getelementptr inbounds float, ptr %73, i64 %74
+  %76 = call <8 x float> @read(ptr noundef %75) #11
+  store <8 x float> %76, ptr %25, align 32
+  %77 = load ptr, ptr %23, align 8
+  %78 = load i64, ptr %24, align 8
+  %79 = getelementptr inbounds float, ptr %77, i64 %78
+  %80 = call <8 x float> @read(ptr noundef %79) #11
+  store <8 x float> %80, ptr %26, align 32
+  %81 = load ptr, ptr %8, align 8
+  %82 = load i64, ptr %21, align 8
+  %83 = getelementptr inbounds float, ptr %81, i64 %82
+  %84 = load i64, ptr %24, align 8
+  %85 = getelementptr inbounds float, ptr %83, i64 %84
+  %86 = load <8 x float>, ptr %25, align 32
+  %87 = load ptr, ptr %19, align 8
+  %88 = load i64, ptr %24, align 8
+  %89 = getelementptr inbounds float, ptr %87, i64 %88
+  %90 = call <8 x float> @read(ptr noundef %89) #11
+  %91 = load <8 x float>, ptr %26, align 32
+  %92 = fneg <8 x float> %91
+  %93 = load ptr, ptr %20, align 8
+  %94 = load i64, ptr %24, align 8
+  %95 = getelementptr inbounds float, ptr %93, i64 %94
+  %96 = call <8 x float> @read(ptr noundef %95) #11
+  %97 = fmul <8 x float> %92, %96
+  %98 = call <8 x float> @fused(<8 x float> noundef %86, <8 x float> noundef %90, <8 x float> noundef %97) #11
+  call void @write(ptr noundef %85, <8 x float> noundef %98) #11
+  %99 = load ptr, ptr %8, align 8
+  %100 = load i64, ptr %21, align 8
+  %101 = getelementptr inbounds float, ptr %99, i64 %100
+  %102 = load i64, ptr %17, align 8
+  %103 = getelementptr inbounds float, ptr %101, i64 %102
+  %104 = load i64, ptr %24, align 8
+  %105 = getelementptr inbounds float, ptr %103, i64 %104
+  %106 = load <8 x float>, ptr %26, align 32
+  %107 = load ptr, ptr %19, align 8
+  %108 = load i64, ptr %17, align 8
+  %109 = getelementptr inbounds float, ptr %107, i64 %108
+  %110 = load i64, ptr %24, align 8
+  %111 = getelementptr inbounds float, ptr %109, i64 %110
+  %112 = call <8 x float> @read(ptr noundef %111) #11
+  %113 = load <8 x float>, ptr %25, align 32
+  %114 = load ptr, ptr %20, align 8
+  %115 = load i64, ptr %17, align 8
+  %116 = getelementptr inbounds float, ptr %114, i64 %115
+  %117 = load i64, ptr %24, align 8
+  %118 = getelementptr inbounds float, ptr %116, i64 %117
+  %119 = call <8 x float> @read(ptr noundef %118) #11
+  %120 = fmul <8 x float> %113, %119
+  %121 = call <8 x float> @fused(<8 x float> noundef %106, <8 x float> noundef %112, <8 x float> noundef %120) #11
+  call void @write(ptr noundef %105, <8 x float> noundef %121) #11
+  br label %122
+
+122:
+  %123 = load i64, ptr %24, align 8
+  %124 = add nsw i64 %123, 8
+  store i64 %124, ptr %24, align 8
+  br label %67, !llvm.loop !16
+
+125:
+  br label %126
+
+126:
+  %127 = load i64, ptr %24, align 8
+  %128 = load i64, ptr %17, align 8
+  %129 = icmp slt i64 %127, %128
+  br i1 %129, label %130, label %183
+
+130:
+  %131 = load ptr, ptr %22, align 8
+  %132 = load i64, ptr %24, align 8
+  %133 = getelementptr inbounds float, ptr %131, i64 %132
+  %134 = load float, ptr %133, align 4
+  store float %134, ptr %27, align 4
+  %135 = load ptr, ptr %23, align 8
+  %136 = load i64, ptr %24, align 8
+  %137 = getelementptr inbounds float, ptr %135, i64 %136
+  %138 = load float, ptr %137, align 4
+  store float %138, ptr %28, align 4
+  %139 = load float, ptr %27, align 4
+  %140 = load ptr, ptr %19, align 8
+  %141 = load i64, ptr %24, align 8
+  %142 = getelementptr inbounds float, ptr %140, i64 %141
+  %143 = load float, ptr %142, align 4
+  %144 = load float, ptr %28, align 4
+  %145 = fneg float %144
+  %146 = load ptr, ptr %20, align 8
+  %147 = load i64, ptr %24, align 8
+  %148 = getelementptr inbounds float, ptr %146, i64 %147
+  %149 = load float, ptr %148, align 4
+  %150 = fmul float %145, %149
+  %151 = call float @llvm.fma.f32(float %139, float %143, float %150)
+  %152 = load ptr, ptr %8, align 8
+  %153 = load i64, ptr %21, align 8
+  %154 = load i64, ptr %24, align 8
+  %155 = add nsw i64 %153, %154
+  %156 = getelementptr inbounds float, ptr %152, i64 %155
+  store float %151, ptr %156, align 4
+  %157 = load float, ptr %28, align 4
+  %158 = load ptr, ptr %19, align 8
+  %159 = load i64, ptr %17, align 8
+  %160 = load i64, ptr %24, align 8
+  %161 = add nsw i64 %159, %160
+  %162 = getelementptr inbounds float, ptr %158, i64 %161
+  %163 = load float, ptr %162, align 4
+  %164 = load float, ptr %27, align 4
+  %165 = load ptr, ptr %20, align 8
+  %166 = load i64, ptr %17, align 8
+  %167 = load i64, ptr %24, align 8
+  %168 = add nsw i64 %166, %167
+  %169 = getelementptr inbounds float, ptr %165, i64 %168
+  %170 = load float, ptr %169, align 4
+  %171 = fmul float %164, %170
+  %172 = call float @llvm.fma.f32(float %157, float %163, float %171)
+  %173 = load ptr, ptr %8, align 8
+  %174 = load i64, ptr %21, align 8
+  %175 = load i64, ptr %17, align 8
+  %176 = add nsw i64 %174, %175
+  %177 = load i64, ptr %24, align 8
+  %178 = add nsw i64 %176, %177
+  %179 = getelementptr inbounds float, ptr %173, i64 %178
+  store float %172, ptr %179, align 4
+  br label %180
+
+180:
+  %181 = load i64, ptr %24, align 8
+  %182 = add nsw i64 %181, 1
+  store i64 %182, ptr %24, align 8
+  br label %126, !llvm.loop !17
+
+183:
+  %184 = load i64, ptr %16, align 8
+  store i64 %184, ptr %24, align 8
+  br label %185
+
+185:
+  %186 = load i64, ptr %24, align 8
+  %187 = load i64, ptr %15, align 8
+  %188 = icmp slt i64 %186, %187
+  br i1 %188, label %189, label %204
+
+189:
+  %190 = load ptr, ptr %9, align 8
+  %191 = load i64, ptr %21, align 8
+  %192 = load i64, ptr %24, align 8
+  %193 = add nsw i64 %191, %192
+  %194 = getelementptr inbounds float, ptr %190, i64 %193
+  %195 = load float, ptr %194, align 4
+  %196 = load ptr, ptr %8, align 8
+  %197 = load i64, ptr %21, align 8
+  %198 = load i64, ptr %24, align 8
+  %199 = add nsw i64 %197, %198
+  %200 = getelementptr inbounds float, ptr %196, i64 %199
+  store float %195, ptr %200, align 4
+  br label %201
+
+201:
+  %202 = load i64, ptr %24, align 8
+  %203 = add nsw i64 %202, 1
+  store i64 %203, ptr %24, align 8
+  br label %185, !llvm.loop !18
+
+204:
+  br label %205
+
+205:
+  %206 = load i64, ptr %15, align 8
+  %207 = load i64, ptr %21, align 8
+  %208 = add nsw i64 %207, %206
+  store i64 %208, ptr %21, align 8
+  br label %53, !llvm.loop !19
+
+209:
+  br label %210
+
+210:
+  %211 = load i64, ptr %18, align 8
+  %212 = add nsw i64 %211, 1
+  store i64 %212, ptr %18, align 8
+  br label %35, !llvm.loop !20
+
+213:
+  ret void
+}
+
+define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, ptr noundef %4, ptr noundef %5, i64 noundef %6) #4 {
+  %8 = alloca ptr, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca ptr, align 8
+  %11 = alloca ptr, align 8
+  %12 = alloca ptr, align 8
+  %13 = alloca ptr, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca i64, align 8
+  %20 = alloca i64, align 8
+  %21 = alloca i64, align 8
+  %22 = alloca i64, align 8
+  %23 = alloca i64, align 8
+  %24 = alloca <8 x half>, align 16
+  %25 = alloca <8 x half>, align 16
+  %26 = alloca i32, align 4
+  store ptr %0, ptr %8, align 8
+  store ptr %1, ptr %9, align 8
+  store ptr %2, ptr %10, align 8
+  store ptr %3, ptr %11, align 8
+  store ptr %4, ptr %12, align 8
+  store ptr %5, ptr %13, align 8
+  store i64 %6, ptr %14, align 8
+  %27 = load ptr, ptr %8, align 8
+  %28 = getelementptr inbounds nuw %struct.attention, ptr %27, i32 0, i32 1
+  %29 = load i64, ptr %28, align 8
+  store i64 %29, ptr %15, align 8
+  %30 = load ptr, ptr %8, align 8
+  %31 = getelementptr inbounds nuw %struct.attention, ptr %30, i32 0, i32 2
+  %32 = load i64, ptr %31, align 8
+  store i64 %32, ptr %16, align 8
+  store i64 0, ptr %17, align 8
+  br label %33
+
+33:
+  %34 = load i64, ptr %17, align 8
+  %35 = load i64, ptr %14, align 8
+  %36 = icmp slt i64 %34, %35
+  br i1 %36, label %37, label %145
+
+37:
+  %38 = load ptr, ptr %13, align 8
+  %39 = load ptr, ptr %12, align 8
+  %40 = load i64, ptr %17, align 8
+  %41 = getelementptr inbounds i32, ptr %39, i64 %40
+  %42 = load i32, ptr %41, align 4
+  %43 = load ptr, ptr %11, align 8
+  %44 = load i64, ptr %17, align 8
+  %45 = getelementptr inbounds i32, ptr %43, i64 %44
+  %46 = load i32, ptr %45, align 4
+  %47 = sdiv i32 %46, 32
+  %48 = add nsw i32 %42, %47
+  %49 = sext i32 %48 to i64
+  %50 = getelementptr inbounds i32, ptr %38, i64 %49
+  %51 = load i32, ptr %50, align 4
+  %52 = sext i32 %51 to i64
+  store i64 %52, ptr %18, align 8
+  %53 = load ptr, ptr %11, align 8
+  %54 = load i64, ptr %17, align 8
+  %55 = getelementptr inbounds i32, ptr %53, i64 %54
+  %56 = load i32, ptr %55, align 4
+  %57 = srem i32 %56, 32
+  %58 = sext i32 %57 to i64
+  store i64 %58, ptr %19, align 8
+  store i64 0, ptr %20, align 8
+  br label %59
+
+59:
+  %60 = load i64, ptr %20, align 8
+  %61 = load i64, ptr %15, align 8
+  %62 = icmp slt i64 %60, %61
+  br i1 %62, label %63, label %141
+
+63:
+  %64 = load i64, ptr %17, align 8
+  %65 = load i64, ptr %15, align 8
+  %66 = mul nsw i64 %64, %65
+  %67 = load i64, ptr %20, align 8
+  %68 = add nsw i64 %66, %67
+  %69 = load i64, ptr %16, align 8
+  %70 = mul nsw i64 %68, %69
+  store i64 %70, ptr %21, align 8
+  %71 = load i64, ptr %18, align 8
+  %72 = load i64, ptr %15, align 8
+  %73 = mul nsw i64 %71, %72
+  %74 = load i64, ptr %20, align 8
+  %75 = add nsw i64 %73, %74
+  %76 = load i64, ptr %16, align 8
+  %77 = mul nsw i64 %75, %76
+  %78 = mul nsw i64 %77, 32
+  store i64 %78, ptr %22, align 8
+  store i64 0, ptr %23, align 8
+  br label %79
+
+79:
+  %80 = load i64, ptr %23, align 8
+  %81 = load i64, ptr %16, align 8
+  %82 = icmp slt i64 %80, %81
+  br i1 %82, label %83, label %137
+
+83:
+  %84 = load ptr, ptr %10, align 8
+  %85 = load i64, ptr %21, align 8
+  %86 = getelementptr inbounds float, ptr %84, i64 %85
+  %87 = load i64, ptr %23, align 8
+  %88 = getelementptr inbounds float, ptr %86, i64 %87
+  %89 = call <8 x float> @read(ptr noundef %88) #11
+  %90 = fptrunc <8 x float> %89 to <8 x half>
+  store <8 x half> %90, ptr %24, align 16
+  %91 = load <8 x half>, ptr %24, align 16
+  %92 = load ptr, ptr %8, align 8
+  %93 = getelementptr inbounds nuw %struct.attention, ptr %92, i32 0, i32 6
+  %94 = load ptr, ptr %93, align 8
+  %95 = load i64, ptr %22, align 8
+  %96 = getelementptr inbounds half, ptr %94, i64 %95
+  %97 = load i64, ptr %19, align 8
+  %98 = load i64, ptr %16, align 8
+  %99 = mul nsw i64 %97, %98
+  %100 = getelementptr inbounds half, ptr %96, i64 %99
+  %101 = load i64, ptr %23, align 8
+  %102 = getelementptr inbounds half, ptr %100, i64 %101
+  store <8 x half> %91, ptr %102, align 1
+  %103 = load ptr, ptr %9, align 8
+  %104 = load i64, ptr %21, align 8
+  %105 = getelementptr inbounds float, ptr %103, i64 %104
+  %106 = load i64, ptr %23, align 8
+  %107 = getelementptr inbounds float, ptr %105, i64 %106
+  %108 = call <8 x float> @read(ptr noundef %107) #11
+  %109 = fptrunc <8 x float> %108 to <8 x half>
+  store <8 x half> %109, ptr %25, align 16
+  store i32 0, ptr %26, align 4
+  br label %110
+
+110:
+  %111 = load i32, ptr %26, align 4
+  %112 = icmp slt i32 %111, 8
+  br i1 %112, label %113, label %133
+
+113:
+  %114 = load <8 x half>, ptr %25, align 16
+  %115 = load i32, ptr %26, align 4
+  %116 = extractelement <8 x half> %114, i32 %115
+  %117 = load ptr, ptr %8, align 8
+  %118 = getelementptr inbounds nuw %struct.attention, ptr %117, i32 0, i32 5
+  %119 = load ptr, ptr %118, align 8
+  %120 = load i64, ptr %22, align 8
+  %121 = load i64, ptr %23, align 8
+  %122 = load i32, ptr %26, align 4
+  %123 = sext i32 %122 to i64
+  %124 = add nsw i64 %121, %123
+  %125 = mul nsw i64 %124, 32
+  %126 = add nsw i64 %120, %125
+  %127 = load i64, ptr %19, align 8
+  %128 = add nsw i64 %126, %127
+  %129 = getelementptr inbounds half, ptr %119, i64 %128
+  store half %116, ptr %129, align 2
+  br label %130
+
+130:
+  %131 = load i32, ptr %26, align 4
+  %132 = add nsw i32 %131, 1
+  store i32 %132, ptr %26, align 4
+  br label %110, !llvm.loop !21
+
+133:
+  br label %134
+
+134:
+  %135 = load i64, ptr %23, align 8
+  %136 = add nsw i64 %135, 8
+  store i64 %136, ptr %23, align 8
+  br label %79, !llvm.loop !23
+
+137:
+  br label %138
+
+138:
+  %139 = load i64, ptr %20, align 8
+  %140 = add nsw i64 %139, 1
+  store i64 %140, ptr %20, align 8
+  br label %59, !llvm.loop !24
+
+141:
+  br label %142
+
+142:
+  %143 = load i64, ptr %17, align 8
+  %144 = add nsw i64 %143, 1
+  store i64 %144, ptr %17, align 8
+  br label %33, !llvm.loop !25
+
+145:
+  ret void
+}
+
+define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 noundef %3) #0 {
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store ptr %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i64 %3, ptr %8, align 8
+  %15 = load ptr, ptr %5, align 8
+  %16 = getelementptr inbounds nuw %struct.board, ptr %15, i32 0, i32 1
+  %17 = getelementptr inbounds nuw %struct.line, ptr %16, i32 0, i32 0
+  %18 = load i64, ptr %17, align 8
+  store i64 %18, ptr %9, align 8
+  %19 = load ptr, ptr %5, align 8
+  %20 = getelementptr inbounds nuw %struct.board, ptr %19, i32 0, i32 3
+  %21 = load ptr, ptr %6, align 8
+  call void @llvm.memcpy.p0.p0.i64(ptr align 8 %20, ptr align 8 %21, i64 64, i1 false)
+  %22 = load i64, ptr %7, align 8
+  %23 = load ptr, ptr %5, align 8
+  %24 = getelementptr inbounds nuw %struct.board, ptr %23, i32 0, i32 4
+  store i64 %22, ptr %24, align 8
+  %25 = load i64, ptr %8, align 8
+  %26 = load ptr, ptr %5, align 8
+  %27 = getelementptr inbounds nuw %struct.board, ptr %26, i32 0, i32 5
+  store i64 %25, ptr %27, align 8
+  %28 = load ptr, ptr %5, align 8
+  %29 = getelementptr inbounds nuw %struct.board, ptr %28, i32 0, i32 0
+  %30 = getelementptr inbounds nuw %struct.line, ptr %29, i32 0, i32 0
+  store i64 0, ptr %10, align 8
+  %31 = load i64, ptr %10, align 8
+  %32 = atomicrmw xchg ptr %30, i64 %31 seq_cst, align 8
+  store i64 %32, ptr %11, align 8
+  %33 = load i64, ptr %11, align 8
+  store i64 0, ptr %12, align 8
+  br label %34
+
+34:
+  %35 = load i64, ptr %12, align 8
+  %36 = load i64, ptr %9, align 8
+  %37 = icmp slt i64 %35, %36
+  br i1 %37, label %38, label %50
+
+38:
+  %39 = load ptr, ptr %5, align 8
+  %40 = getelementptr inbounds nuw %struct.board, ptr %39, i32 0, i32 7
+  %41 = load i64, ptr %12, align 8
+  %42 = getelementptr inbounds [0 x %struct.line], ptr %40, i64 0, i64 %41
+  %43 = getelementptr inbounds nuw %struct.line, ptr %42, i32 0, i32 0
+  store i64 0, ptr %13, align 8
+  %44 = load i64, ptr %13, align 8
+  %45 = atomicrmw xchg ptr %43, i64 %44 seq_cst, align 8
+  store i64 %45, ptr %14, align 8
+  %46 = load i64, ptr %14, align 8
+  br label %47
+
+47:
+  %48 = load i64, ptr %12, align 8
+  %49 = add nsw i64 %48, 1
+  store i64 %49, ptr %12, align 8
+  br label %34, !llvm.loop !26
+
+50:
+  %51 = load ptr, ptr %5, align 8
+  %52 = call i64 @compute_parts(ptr noundef %51, i64 noundef 0) #11
+  br label %53
+
+53:
+  %54 = load ptr, ptr %5, align 8
+  %55 = getelementptr inbounds nuw %struct.board, ptr %54, i32 0, i32 0
+  %56 = getelementptr inbounds nuw %struct.line, ptr %55, i32 0, i32 0
+  %57 = call i64 @load(ptr noundef %56) #11
+  %58 = load i64, ptr %9, align 8
+  %59 = mul nsw i64 %58, 4
+  %60 = icmp slt i64 %57, %59
+  br i1 %60, label %61, label %62
+
+61:
+  call void @pause() #11
+  br label %53, !llvm.loop !27
+
+62:
+  ret void
+}
+
+define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i32, align 4
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %12 = load ptr, ptr %4, align 8
+  %13 = getelementptr inbounds nuw %struct.anon, ptr %12, i32 0, i32 0
+  %14 = load ptr, ptr %13, align 8
+  store ptr %14, ptr %7, align 8
+  %15 = load i64, ptr %5, align 8
+  store i64 %15, ptr %8, align 8
+  br label %16
+
+16:
+  %17 = load i64, ptr %8, align 8
+  %18 = load i64, ptr %6, align 8
+  %19 = icmp slt i64 %17, %18
+  br i1 %19, label %20, label %71
+
+20:
+  store i64 0, ptr %9, align 8
+  br label %21
+
+21:
+  %22 = load i64, ptr %9, align 8
+  %23 = load ptr, ptr %4, align 8
+  %24 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 5
+  %25 = load i64, ptr %24, align 8
+  %26 = icmp slt i64 %22, %25
+  br i1 %26, label %27, label %67
+
+27:
+  %28 = load ptr, ptr %4, align 8
+  %29 = getelementptr inbounds nuw %struct.anon, ptr %28, i32 0, i32 5
+  %30 = load i64, ptr %29, align 8
+  %31 = load i64, ptr %9, align 8
+  %32 = sub nsw i64 %30, %31
+  %33 = call i64 @smaller(i64 noundef %32, i64 noundef 4) #11
+  store i64 %33, ptr %10, align 8
+  %34 = load i64, ptr %10, align 8
+  %35 = icmp sgt i64 %34, 2
+  br i1 %35, label %48, label %36
+
+36:
+  %37 = load i64, ptr %10, align 8
+  %38 = icmp sgt i64 %37, 1
+  br i1 %38, label %39, label %46
+
+39:
+  %40 = load i64, ptr %10, align 8
+  %41 = load ptr, ptr %7, align 8
+  %42 = getelementptr inbounds nuw %struct.matrix, ptr %41, i32 0, i32 3
+  %43 = load i64, ptr %42, align 8
+  %44 = mul nsw i64 %40, %43
+  %45 = icmp sgt i64 %44, 4096
+  br label %46
+
+46:
+  %47 = phi i1 [ false, %36 ], [ %45, %39 ]
+  br label %48
+
+48:
+  %49 = phi i1 [ true, %27 ], [ %47, %46 ]
+  %50 = zext i1 %49 to i32
+  store i32 %50, ptr %11, align 4
+  %51 = load ptr, ptr %7, align 8
+  %52 = getelementptr inbounds nuw %struct.matrix, ptr %51, i32 0, i32 9
+  %53 = load i64, ptr %52, align 8
+  %54 = getelementptr inbounds [2 x [2 x [5 x ptr]]], ptr @TILES, i64 0, i64 %53
+  %55 = load i32, ptr %11, align 4
+  %56 = sext i32 %55 to i64
+  %57 = getelementptr inbounds [2 x [5 x ptr]], ptr %54, i64 0, i64 %56
+  %58 = load i64, ptr %10, align 8
+  %59 = getelementptr inbounds [5 x ptr], ptr %57, i64 0, i64 %58
+  %60 = load ptr, ptr %59, align 8
+  %61 = load ptr, ptr %4, align 8
+  %62 = load i64, ptr %8, align 8
+  %63 = load i64, ptr %9, align 8
+  call void %60(ptr noundef %61, i64 noundef %62, i64 noundef %63) #11
+  br label %64
+
+64:
+  %65 = load i64, ptr %9, align 8
+  %66 = add nsw i64 %65, 4
+  store i64 %66, ptr %9, align 8
+  br label %21, !llvm.loop !28
+
+67:
+  br label %68
+
+68:
+  %69 = load i64, ptr %8, align 8
+  %70 = add nsw i64 %69, 1
+  store i64 %70, ptr %8, align 8
+  br label %16, !llvm.loop !29
+
+71:
+  ret void
+}
+
+define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %15 = load ptr, ptr %4, align 8
+  %16 = getelementptr inbounds nuw %struct.anon.0, ptr %15, i32 0, i32 0
+  %17 = load ptr, ptr %16, align 8
+  store ptr %17, ptr %7, align 8
+  %18 = load ptr, ptr %7, align 8
+  %19 = getelementptr inbounds nuw %struct.attention, ptr %18, i32 0, i32 0
+  %20 = load i64, ptr %19, align 8
+  %21 = load ptr, ptr %7, align 8
+  %22 = getelementptr inbounds nuw %struct.attention, ptr %21, i32 0, i32 1
+  %23 = load i64, ptr %22, align 8
+  %24 = sdiv i64 %20, %23
+  store i64 %24, ptr %8, align 8
+  %25 = load ptr, ptr %4, align 8
+  %26 = getelementptr inbounds nuw %struct.anon.0, ptr %25, i32 0, i32 6
+  %27 = load i64, ptr %26, align 8
+  store i64 %27, ptr %9, align 8
+  %28 = load i64, ptr %5, align 8
+  store i64 %28, ptr %10, align 8
+  br label %29
+
+29:
+  %30 = load i64, ptr %10, align 8
+  %31 = load i64, ptr %6, align 8
+  %32 = icmp slt i64 %30, %31
+  br i1 %32, label %33, label %67
+
+33:
+  store i64 0, ptr %11, align 8
+  br label %34
+
+34:
+  %35 = load i64, ptr %11, align 8
+  %36 = load i64, ptr %8, align 8
+  %37 = icmp slt i64 %35, %36
+  br i1 %37, label %38, label %63
+
+38:
+  %39 = load i64, ptr %10, align 8
+  %40 = load i64, ptr %9, align 8
+  %41 = sdiv i64 %39, %40
+  store i64 %41, ptr %12, align 8
+  %42 = load i64, ptr %12, align 8
+  %43 = load i64, ptr %8, align 8
+  %44 = mul nsw i64 %42, %43
+  %45 = load i64, ptr %11, align 8
+  %46 = add nsw i64 %44, %45
+  store i64 %46, ptr %13, align 8
+  %47 = load i64, ptr %8, align 8
+  %48 = load i64, ptr %11, align 8
+  %49 = sub nsw i64 %47, %48
+  %50 = call i64 @smaller(i64 noundef %49, i64 noundef 4) #11
+  store i64 %50, ptr %14, align 8
+  %51 = load i64, ptr %14, align 8
+  %52 = getelementptr inbounds [5 x ptr], ptr @ATTEND_FUNCTIONS, i64 0, i64 %51
+  %53 = load ptr, ptr %52, align 8
+  %54 = load ptr, ptr %4, align 8
+  %55 = load i64, ptr %10, align 8
+  %56 = load i64, ptr %9, align 8
+  %57 = srem i64 %55, %56
+  %58 = load i64, ptr %12, align 8
+  %59 = load i64, ptr %13, align 8
+  call void %53(ptr noundef %54, i64 noundef %57, i64 noundef %58, i64 noundef %59) #11
+  br label %60
+
+60:
+  %61 = load i64, ptr %11, align 8
+  %62 = add nsw i64 %61, 4
+  store i64 %62, ptr %11, align 8
+  br label %34, !llvm.loop !30
+
+63:
+  br label %64
+
+64:
+  %65 = load i64, ptr %10, align 8
+  %66 = add nsw i64 %65, 1
+  store i64 %66, ptr %10, align 8
+  br label %29, !llvm.loop !31
+
+67:
+  ret void
+}
+
+define internal void @round4(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4) #11
+  ret void
+}
+
+define internal void @round8(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8) #11
+  ret void
+}
+
+define internal void @swish_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load i64, ptr %5, align 8
+  store i64 %8, ptr %7, align 8
+  br label %9
+
+9:
+  %10 = load i64, ptr %7, align 8
+  %11 = load i64, ptr %6, align 8
+  %12 = icmp slt i64 %10, %11
+  br i1 %12, label %13, label %31
+
+13:
+  %14 = load ptr, ptr %4, align 8
+  %15 = getelementptr inbounds nuw %struct.anon.2, ptr %14, i32 0, i32 0
+  %16 = load ptr, ptr %15, align 8
+  %17 = load i64, ptr %7, align 8
+  %18 = mul nsw i64 %17, 8
+  %19 = getelementptr inbounds float, ptr %16, i64 %18
+  %20 = load ptr, ptr %4, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  %22 = load ptr, ptr %21, align 8
+  %23 = load i64, ptr %7, align 8
+  %24 = mul nsw i64 %23, 8
+  %25 = getelementptr inbounds float, ptr %22, i64 %24
+  %26 = call <8 x float> @read(ptr noundef %25) #11
+  %27 = call <8 x float> @swish(<8 x float> noundef %26) #11
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  br label %28
+
+28:
+  %29 = load i64, ptr %7, align 8
+  %30 = add nsw i64 %29, 1
+  store i64 %30, ptr %7, align 8
+  br label %9, !llvm.loop !32
+
+31:
+  ret void
+}
+
+define internal void @gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load i64, ptr %5, align 8
+  store i64 %8, ptr %7, align 8
+  br label %9
+
+9:
+  %10 = load i64, ptr %7, align 8
+  %11 = load i64, ptr %6, align 8
+  %12 = icmp slt i64 %10, %11
+  br i1 %12, label %13, label %31
+
+13:
+  %14 = load ptr, ptr %4, align 8
+  %15 = getelementptr inbounds nuw %struct.anon.2, ptr %14, i32 0, i32 0
+  %16 = load ptr, ptr %15, align 8
+  %17 = load i64, ptr %7, align 8
+  %18 = mul nsw i64 %17, 8
+  %19 = getelementptr inbounds float, ptr %16, i64 %18
+  %20 = load ptr, ptr %4, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  %22 = load ptr, ptr %21, align 8
+  %23 = load i64, ptr %7, align 8
+  %24 = mul nsw i64 %23, 8
+  %25 = getelementptr inbounds float, ptr %22, i64 %24
+  %26 = call <8 x float> @read(ptr noundef %25) #11
+  %27 = call <8 x float> @gelu(<8 x float> noundef %26) #11
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  br label %28
+
+28:
+  %29 = load i64, ptr %7, align 8
+  %30 = add nsw i64 %29, 1
+  store i64 %30, ptr %7, align 8
+  br label %9, !llvm.loop !33
+
+31:
+  ret void
+}
+
+define internal void @erf_gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load i64, ptr %5, align 8
+  store i64 %8, ptr %7, align 8
+  br label %9
+
+9:
+  %10 = load i64, ptr %7, align 8
+  %11 = load i64, ptr %6, align 8
+  %12 = icmp slt i64 %10, %11
+  br i1 %12, label %13, label %31
+
+13:
+  %14 = load ptr, ptr %4, align 8
+  %15 = getelementptr inbounds nuw %struct.anon.2, ptr %14, i32 0, i32 0
+  %16 = load ptr, ptr %15, align 8
+  %17 = load i64, ptr %7, align 8
+  %18 = mul nsw i64 %17, 8
+  %19 = getelementptr inbounds float, ptr %16, i64 %18
+  %20 = load ptr, ptr %4, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  %22 = load ptr, ptr %21, align 8
+  %23 = load i64, ptr %7, align 8
+  %24 = mul nsw i64 %23, 8
+  %25 = getelementptr inbounds float, ptr %22, i64 %24
+  %26 = call <8 x float> @read(ptr noundef %25) #11
+  %27 = call <8 x float> @erf_gelu(<8 x float> noundef %26) #11
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  br label %28
+
+28:
+  %29 = load i64, ptr %7, align 8
+  %30 = add nsw i64 %29, 1
+  store i64 %30, ptr %7, align 8
+  br label %9, !llvm.loop !34
+
+31:
+  ret void
+}
+
+define internal void @relu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load i64, ptr %5, align 8
+  store i64 %8, ptr %7, align 8
+  br label %9
+
+9:
+  %10 = load i64, ptr %7, align 8
+  %11 = load i64, ptr %6, align 8
+  %12 = icmp slt i64 %10, %11
+  br i1 %12, label %13, label %31
+
+13:
+  %14 = load ptr, ptr %4, align 8
+  %15 = getelementptr inbounds nuw %struct.anon.2, ptr %14, i32 0, i32 0
+  %16 = load ptr, ptr %15, align 8
+  %17 = load i64, ptr %7, align 8
+  %18 = mul nsw i64 %17, 8
+  %19 = getelementptr inbounds float, ptr %16, i64 %18
+  %20 = load ptr, ptr %4, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  %22 = load ptr, ptr %21, align 8
+  %23 = load i64, ptr %7, align 8
+  %24 = mul nsw i64 %23, 8
+  %25 = getelementptr inbounds float, ptr %22, i64 %24
+  %26 = call <8 x float> @read(ptr noundef %25) #11
+  %27 = call <8 x float> @relu(<8 x float> noundef %26) #11
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  br label %28
+
+28:
+  %29 = load i64, ptr %7, align 8
+  %30 = add nsw i64 %29, 1
+  store i64 %30, ptr %7, align 8
+  br label %9, !llvm.loop !35
+
+31:
+  ret void
+}
+
+define internal void @square_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load i64, ptr %5, align 8
+  store i64 %8, ptr %7, align 8
+  br label %9
+
+9:
+  %10 = load i64, ptr %7, align 8
+  %11 = load i64, ptr %6, align 8
+  %12 = icmp slt i64 %10, %11
+  br i1 %12, label %13, label %31
+
+13:
+  %14 = load ptr, ptr %4, align 8
+  %15 = getelementptr inbounds nuw %struct.anon.2, ptr %14, i32 0, i32 0
+  %16 = load ptr, ptr %15, align 8
+  %17 = load i64, ptr %7, align 8
+  %18 = mul nsw i64 %17, 8
+  %19 = getelementptr inbounds float, ptr %16, i64 %18
+  %20 = load ptr, ptr %4, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
+  %22 = load ptr, ptr %21, align 8
+  %23 = load i64, ptr %7, align 8
+  %24 = mul nsw i64 %23, 8
+  %25 = getelementptr inbounds float, ptr %22, i64 %24
+  %26 = call <8 x float> @read(ptr noundef %25) #11
+  %27 = call <8 x float> @square(<8 x float> noundef %26) #11
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  br label %28
+
+28:
+  %29 = load i64, ptr %7, align 8
+  %30 = add nsw i64 %29, 1
+  store i64 %30, ptr %7, align 8
+  br label %9, !llvm.loop !36
+
+31:
+  ret void
+}
+
+define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca <8 x float>, align 32
+  %11 = alloca <8 x float>, align 32
+  %12 = alloca i64, align 8
+  %13 = alloca <8 x float>, align 32
+  %14 = alloca float, align 4
+  %15 = alloca i64, align 8
+  %16 = alloca <8 x float>, align 32
+  %17 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %18 = load ptr, ptr %4, align 8
+  %19 = getelementptr inbounds nuw %struct.anon.2, ptr %18, i32 0, i32 2
+  %20 = load i64, ptr %19, align 8
+  store i64 %20, ptr %7, align 8
+  %21 = load i64, ptr %5, align 8
+  store i64 %21, ptr %8, align 8
+  br label %22
+
+22:
+  %23 = load i64, ptr %8, align 8
+  %24 = load i64, ptr %6, align 8
+  %25 = icmp slt i64 %23, %24
+  br i1 %25, label %26, label %106
+
+26:
+  %27 = load ptr, ptr %4, align 8
+  %28 = getelementptr inbounds nuw %struct.anon.2, ptr %27, i32 0, i32 1
+  %29 = load ptr, ptr %28, align 8
+  %30 = load i64, ptr %8, align 8
+  %31 = load i64, ptr %7, align 8
+  %32 = mul nsw i64 %30, %31
+  %33 = getelementptr inbounds float, ptr %29, i64 %32
+  store ptr %33, ptr %9, align 8
+  store <8 x float> splat (float 0xFFF0000000000000), ptr %10, align 32
+  store <8 x float> zeroinitializer, ptr %11, align 32
+  store i64 0, ptr %12, align 8
+  br label %34
+
+34:
+  %35 = load i64, ptr %12, align 8
+  %36 = load i64, ptr %7, align 8
+  %37 = icmp slt i64 %35, %36
+  br i1 %37, label %38, label %54
+
+38:
+  %39 = load ptr, ptr %9, align 8
+  %40 = load i64, ptr %12, align 8
+  %41 = getelementptr inbounds float, ptr %39, i64 %40
+  %42 = call <8 x float> @read(ptr noundef %41) #11
+  store <8 x float> %42, ptr %13, align 32
+  %43 = load <8 x float>, ptr %13, align 32
+  %44 = load <8 x float>, ptr %10, align 32
+  %45 = fcmp ogt <8 x float> %43, %44
+  %46 = sext <8 x i1> %45 to <8 x i32>
+  %47 = load <8 x float>, ptr %13, align 32
+  %48 = load <8 x float>, ptr %10, align 32
+  %49 = icmp slt <8 x i32> %46, zeroinitializer
+  %50 = select <8 x i1> %49, <8 x float> %47, <8 x float> %48
+  store <8 x float> %50, ptr %10, align 32
+  br label %51
+
+51:
+  %52 = load i64, ptr %12, align 8
+  %53 = add nsw i64 %52, 8
+  store i64 %53, ptr %12, align 8
+  br label %34, !llvm.loop !37
+
+54:
+  %55 = load <8 x float>, ptr %10, align 32
+  %56 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %55)
+  store float %56, ptr %14, align 4
+  store i64 0, ptr %15, align 8
+  br label %57
+
+57:
+  %58 = load i64, ptr %15, align 8
+  %59 = load i64, ptr %7, align 8
+  %60 = icmp slt i64 %58, %59
+  br i1 %60, label %61, label %92
+
+61:
+  store <8 x float> zeroinitializer, ptr %16, align 32
+  %62 = load i64, ptr %15, align 8
+  store i64 %62, ptr %17, align 8
+  br label %63
+
+63:
+  %64 = load i64, ptr %17, align 8
+  %65 = load i64, ptr %15, align 8
+  %66 = add nsw i64 %65, 1024
+  %67 = load i64, ptr %7, align 8
+  %68 = call i64 @smaller(i64 noundef %66, i64 noundef %67) #11
+  %69 = icmp slt i64 %64, %68
+  br i1 %69, label %70, label %85
+
+70:
+  %71 = load ptr, ptr %9, align 8
+  %72 = load i64, ptr %17, align 8
+  %73 = getelementptr inbounds float, ptr %71, i64 %72
+  %74 = call <8 x float> @read(ptr noundef %73) #11
+  %75 = load float, ptr %14, align 4
+  %76 = insertelement <8 x float> poison, float %75, i64 0
+  %77 = shufflevector <8 x float> %76, <8 x float> poison, <8 x i32> zeroinitializer
+  %78 = fsub <8 x float> %74, %77
+  %79 = call <8 x float> @exponential(<8 x float> noundef %78) #11
+  %80 = load <8 x float>, ptr %16, align 32
+  %81 = fadd <8 x float> %80, %79
+  store <8 x float> %81, ptr %16, align 32
+  br label %82
+
+82:
+  %83 = load i64, ptr %17, align 8
+  %84 = add nsw i64 %83, 8
+  store i64 %84, ptr %17, align 8
+  br label %63, !llvm.loop !38
+
+85:
+  %86 = load <8 x float>, ptr %16, align 32
+  %87 = load <8 x float>, ptr %11, align 32
+  %88 = fadd <8 x float> %87, %86
+  store <8 x float> %88, ptr %11, align 32
+  br label %89
+
+89:
+  %90 = load i64, ptr %15, align 8
+  %91 = add nsw i64 %90, 1024
+  store i64 %91, ptr %15, align 8
+  br label %57, !llvm.loop !39
+
+92:
+  %93 = load <8 x float>, ptr %11, align 32
+  %94 = call float @sum(<8 x float> noundef %93) #11
+  %95 = call float @llvm.log.f32(float %94)
+  %96 = load float, ptr %14, align 4
+  %97 = fadd float %95, %96
+  %98 = load ptr, ptr %4, align 8
+  %99 = getelementptr inbounds nuw %struct.anon.2, ptr %98, i32 0, i32 0
+  %100 = load ptr, ptr %99, align 8
+  %101 = load i64, ptr %8, align 8
+  %102 = getelementptr inbounds float, ptr %100, i64 %101
+  store float %97, ptr %102, align 4
+  br label %103
+
+103:
+  %104 = load i64, ptr %8, align 8
+  %105 = add nsw i64 %104, 1
+  store i64 %105, ptr %8, align 8
+  br label %22, !llvm.loop !40
+
+106:
+  ret void
+}
+
+define internal i64 @smaller(i64 noundef %0, i64 noundef %1) #1 {
+  %3 = alloca i64, align 8
+  %4 = alloca i64, align 8
+  store i64 %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  %5 = load i64, ptr %3, align 8
+  %6 = load i64, ptr %4, align 8
+  %7 = icmp slt i64 %5, %6
+  br i1 %7, label %8, label %10
+
+8:
+  %9 = load i64, ptr %3, align 8
+  br label %12
+
+10:
+  %11 = load i64, ptr %4, align 8
+  br label %12
+
+12:
+  %13 = phi i64 [ %9, %8 ], [ %11, %10 ]
+  ret i64 %13
+}
+
+define internal void @tile_4_1_NO_AHEAD(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 1, i32 noundef 0) #11
+  ret void
+}
+
+define internal void @tile_4_2_NEAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 4096) #11
+  ret void
+}
+
+define internal void @tile_4_2_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @tile_4_3_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 3, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @tile_4_4_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 4, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @tile_8_1_NO_AHEAD(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 1, i32 noundef 0) #11
+  ret void
+}
+
+define internal void @tile_8_2_NEAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 4096) #11
+  ret void
+}
+
+define internal void @tile_8_2_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @tile_8_3_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 3, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @tile_8_4_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
+  %6 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load i64, ptr %5, align 8
+  %9 = load i64, ptr %6, align 8
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 4, i32 noundef 8192) #11
+  ret void
+}
+
+define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef %2, i32 noundef %3, i32 noundef %4, i32 noundef %5) #3 {
+  %7 = alloca ptr, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i32, align 4
+  %11 = alloca i32, align 4
+  %12 = alloca i32, align 4
+  %13 = alloca ptr, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca ptr, align 8
+  %20 = alloca ptr, align 8
+  %21 = alloca ptr, align 8
+  %22 = alloca ptr, align 8
+  %23 = alloca ptr, align 8
+  %24 = alloca ptr, align 8
+  %25 = alloca ptr, align 8
+  %26 = alloca i32, align 4
+  %27 = alloca [4 x [2 x <8 x float>]], align 32
+  %28 = alloca i32, align 4
+  %29 = alloca i32, align 4
+  %30 = alloca i64, align 8
+  %31 = alloca [4 x [2 x <8 x i32>]], align 32
+  %32 = alloca i32, align 4
+  %33 = alloca i32, align 4
+  %34 = alloca i64, align 8
+  %35 = alloca [4 x [2 x <16 x i16>]], align 32
+  %36 = alloca i32, align 4
+  %37 = alloca ptr, align 8
+  %38 = alloca ptr, align 8
+  %39 = alloca [2 x <32 x i8>], align 32
+  %40 = alloca i32, align 4
+  %41 = alloca i32, align 4
+  %42 = alloca i32, align 4
+  %43 = alloca ptr, align 8
+  %44 = alloca <32 x i8>, align 32
+  %45 = alloca i32, align 4
+  %46 = alloca <16 x i16>, align 32
+  %47 = alloca <8 x i32>, align 32
+  %48 = alloca <32 x i8>, align 32
+  %49 = alloca <16 x i16>, align 32
+  %50 = alloca i32, align 4
+  %51 = alloca i32, align 4
+  %52 = alloca i32, align 4
+  %53 = alloca i64, align 8
+  %54 = alloca <8 x half>, align 16
+  %55 = alloca <8 x float>, align 32
+  %56 = alloca <8 x i8>, align 8
+  %57 = alloca <8 x float>, align 32
+  %58 = alloca i32, align 4
+  %59 = alloca <8 x float>, align 32
+  %60 = alloca <8 x float>, align 32
+  %61 = alloca <8 x float>, align 32
+  %62 = alloca i32, align 4
+  %63 = alloca i32, align 4
+  store ptr %0, ptr %7, align 8
+  store i64 %1, ptr %8, align 8
+  store i64 %2, ptr %9, align 8
+  store i32 %3, ptr %10, align 4
+  store i32 %4, ptr %11, align 4
+  store i32 %5, ptr %12, align 4
+  %64 = load ptr, ptr %7, align 8
+  %65 = getelementptr inbounds nuw %struct.anon, ptr %64, i32 0, i32 0
+  %66 = load ptr, ptr %65, align 8
+  store ptr %66, ptr %13, align 8
+  %67 = load ptr, ptr %13, align 8
+  %68 = getelementptr inbounds nuw %struct.matrix, ptr %67, i32 0, i32 4
+  %69 = load i64, ptr %68, align 8
+  store i64 %69, ptr %14, align 8
+  %70 = load ptr, ptr %13, align 8
+  %71 = getelementptr inbounds nuw %struct.matrix, ptr %70, i32 0, i32 5
+  %72 = load i64, ptr %71, align 8
+  store i64 %72, ptr %15, align 8
+  %73 = load ptr, ptr %13, align 8
+  %74 = getelementptr inbounds nuw %struct.matrix, ptr %73, i32 0, i32 8
+  %75 = load i64, ptr %74, align 8
+  store i64 %75, ptr %16, align 8
+  %76 = load ptr, ptr %13, align 8
+  %77 = getelementptr inbounds nuw %struct.matrix, ptr %76, i32 0, i32 6
+  %78 = load i64, ptr %77, align 8
+  store i64 %78, ptr %17, align 8
+  %79 = load ptr, ptr %13, align 8
+  %80 = getelementptr inbounds nuw %struct.matrix, ptr %79, i32 0, i32 3
+  %81 = load i64, ptr %80, align 8
+  %82 = load i32, ptr %10, align 4
+  %83 = call i64 @activation_bytes(i32 noundef %82) #11
+  %84 = mul nsw i64 %81, %83
+  store i64 %84, ptr %18, align 8
+  %85 = load ptr, ptr %13, align 8
+  %86 = getelementptr inbounds nuw %struct.matrix, ptr %85, i32 0, i32 0
+  %87 = load ptr, ptr %86, align 8
+  %88 = load i64, ptr %8, align 8
+  %89 = load i64, ptr %14, align 8
+  %90 = mul nsw i64 %88, %89
+  %91 = load i64, ptr %15, align 8
+  %92 = mul nsw i64 %90, %91
+  %93 = mul nsw i64 %92, 4
+  %94 = mul nsw i64 %93, 16
+  %95 = getelementptr inbounds i8, ptr %87, i64 %94
+  store ptr %95, ptr %19, align 8
+  %96 = load ptr, ptr %13, align 8
+  %97 = getelementptr inbounds nuw %struct.matrix, ptr %96, i32 0, i32 1
+  %98 = load ptr, ptr %97, align 8
+  %99 = load i64, ptr %8, align 8
+  %100 = load ptr, ptr %13, align 8
+  %101 = getelementptr inbounds nuw %struct.matrix, ptr %100, i32 0, i32 7
+  %102 = load i64, ptr %101, align 8
+  %103 = mul nsw i64 %99, %102
+  %104 = getelementptr inbounds half, ptr %98, i64 %103
+  store ptr %104, ptr %20, align 8
+  %105 = load ptr, ptr %13, align 8
+  %106 = getelementptr inbounds nuw %struct.matrix, ptr %105, i32 0, i32 2
+  %107 = load ptr, ptr %106, align 8
+  %108 = load i64, ptr %8, align 8
+  %109 = load ptr, ptr %13, align 8
+  %110 = getelementptr inbounds nuw %struct.matrix, ptr %109, i32 0, i32 7
+  %111 = load i64, ptr %110, align 8
+  %112 = mul nsw i64 %108, %111
+  %113 = getelementptr inbounds i8, ptr %107, i64 %112
+  store ptr %113, ptr %21, align 8
+  %114 = load ptr, ptr %7, align 8
+  %115 = getelementptr inbounds nuw %struct.anon, ptr %114, i32 0, i32 1
+  %116 = load ptr, ptr %115, align 8
+  %117 = load i64, ptr %9, align 8
+  %118 = load i64, ptr %18, align 8
+  %119 = mul nsw i64 %117, %118
+  %120 = getelementptr inbounds i8, ptr %116, i64 %119
+  store ptr %120, ptr %22, align 8
+  %121 = load ptr, ptr %7, align 8
+  %122 = getelementptr inbounds nuw %struct.anon, ptr %121, i32 0, i32 2
+  %123 = load ptr, ptr %122, align 8
+  %124 = load i64, ptr %9, align 8
+  %125 = load i64, ptr %14, align 8
+  %126 = mul nsw i64 %124, %125
+  %127 = getelementptr inbounds float, ptr %123, i64 %126
+  store ptr %127, ptr %23, align 8
+  %128 = load ptr, ptr %7, align 8
+  %129 = getelementptr inbounds nuw %struct.anon, ptr %128, i32 0, i32 3
+  %130 = load ptr, ptr %129, align 8
+  %131 = load i64, ptr %9, align 8
+  %132 = load i64, ptr %14, align 8
+  %133 = mul nsw i64 %131, %132
+  %134 = getelementptr inbounds float, ptr %130, i64 %133
+  store ptr %134, ptr %24, align 8
+  %135 = load ptr, ptr %7, align 8
+  %136 = getelementptr inbounds nuw %struct.anon, ptr %135, i32 0, i32 4
+  %137 = load ptr, ptr %136, align 8
+  %138 = load i64, ptr %9, align 8
+  %139 = load i64, ptr %16, align 8
+  %140 = mul nsw i64 %138, %139
+  %141 = getelementptr inbounds float, ptr %137, i64 %140
+  %142 = load i64, ptr %8, align 8
+  %143 = mul nsw i64 %142, 16
+  %144 = load i64, ptr %16, align 8
+  %145 = sub nsw i64 %144, 16
+  %146 = call i64 @smaller(i64 noundef %143, i64 noundef %145) #11
+  %147 = getelementptr inbounds float, ptr %141, i64 %146
+  store ptr %147, ptr %25, align 8
+  %148 = load i32, ptr %10, align 4
+  %149 = icmp eq i32 %148, 8
+  br i1 %149, label %150, label %151
+
+150:
+  br label %151
+
+151:
+  %152 = phi i1 [ false, %6 ], [ false, %150 ]
+  %153 = zext i1 %152 to i64
+  %154 = select i1 %152, i32 1, i32 2
+  store i32 %154, ptr %26, align 4
+  store i32 0, ptr %28, align 4
+  br label %155
+
+155:
+  %156 = load i32, ptr %28, align 4
+  %157 = load i32, ptr %11, align 4
+  %158 = icmp slt i32 %156, %157
+  br i1 %158, label %159, label %177
+
+159:
+  store i32 0, ptr %29, align 4
+  br label %160
+
+160:
+  %161 = load i32, ptr %29, align 4
+  %162 = icmp slt i32 %161, 2
+  br i1 %162, label %163, label %173
+
+163:
+  %164 = load i32, ptr %28, align 4
+  %165 = sext i32 %164 to i64
+  %166 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %165
+  %167 = load i32, ptr %29, align 4
+  %168 = sext i32 %167 to i64
+  %169 = getelementptr inbounds [2 x <8 x float>], ptr %166, i64 0, i64 %168
+  store <8 x float> zeroinitializer, ptr %169, align 32
+  br label %170
+
+170:
+  %171 = load i32, ptr %29, align 4
+  %172 = add nsw i32 %171, 1
+  store i32 %172, ptr %29, align 4
+  br label %160, !llvm.loop !41
+
+173:
+  br label %174
+
+174:
+  %175 = load i32, ptr %28, align 4
+  %176 = add nsw i32 %175, 1
+  store i32 %176, ptr %28, align 4
+  br label %155, !llvm.loop !42
+
+177:
+  store i64 0, ptr %30, align 8
+  br label %178
+
+178:
+  %179 = load i64, ptr %30, align 8
+  %180 = load i64, ptr %14, align 8
+  %181 = icmp slt i64 %179, %180
+  br i1 %181, label %182, label %521
+
+182:
+  store i32 0, ptr %32, align 4
+  br label %183
+
+183:
+  %184 = load i32, ptr %32, align 4
+  %185 = load i32, ptr %11, align 4
+  %186 = icmp slt i32 %184, %185
+  br i1 %186, label %187, label %205
+
+187:
+  store i32 0, ptr %33, align 4
+  br label %188
+
+188:
+  %189 = load i32, ptr %33, align 4
+  %190 = icmp slt i32 %189, 2
+  br i1 %190, label %191, label %201
+
+191:
+  %192 = load i32, ptr %32, align 4
+  %193 = sext i32 %192 to i64
+  %194 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %193
+  %195 = load i32, ptr %33, align 4
+  %196 = sext i32 %195 to i64
+  %197 = getelementptr inbounds [2 x <8 x i32>], ptr %194, i64 0, i64 %196
+  store <8 x i32> zeroinitializer, ptr %197, align 32
+  br label %198
+
+198:
+  %199 = load i32, ptr %33, align 4
+  %200 = add nsw i32 %199, 1
+  store i32 %200, ptr %33, align 4
+  br label %188, !llvm.loop !43
+
+201:
+  br label %202
+
+202:
+  %203 = load i32, ptr %32, align 4
+  %204 = add nsw i32 %203, 1
+  store i32 %204, ptr %32, align 4
+  br label %183, !llvm.loop !44
+
+205:
+  %206 = load i64, ptr %30, align 8
+  %207 = load i64, ptr %15, align 8
+  %208 = mul nsw i64 %206, %207
+  store i64 %208, ptr %34, align 8
+  br label %209
+
+209:
+  %210 = load i64, ptr %34, align 8
+  %211 = load i64, ptr %30, align 8
+  %212 = add nsw i64 %211, 1
+  %213 = load i64, ptr %15, align 8
+  %214 = mul nsw i64 %212, %213
+  %215 = icmp slt i64 %210, %214
+  br i1 %215, label %216, label %421
+
+216:
+  store i32 0, ptr %36, align 4
+  br label %217
+
+217:
+  %218 = load i32, ptr %36, align 4
+  %219 = icmp slt i32 %218, 4
+  br i1 %219, label %220, label %380
+
+220:
+  %221 = load ptr, ptr %19, align 8
+  %222 = load i64, ptr %34, align 8
+  %223 = load i32, ptr %36, align 4
+  %224 = sext i32 %223 to i64
+  %225 = add nsw i64 %222, %224
+  %226 = mul nsw i64 %225, 4
+  %227 = mul nsw i64 %226, 16
+  %228 = getelementptr inbounds i8, ptr %221, i64 %227
+  store ptr %228, ptr %37, align 8
+  %229 = load ptr, ptr %22, align 8
+  %230 = load i64, ptr %34, align 8
+  %231 = load i32, ptr %36, align 4
+  %232 = sext i32 %231 to i64
+  %233 = add nsw i64 %230, %232
+  %234 = mul nsw i64 %233, 4
+  %235 = load i32, ptr %26, align 4
+  %236 = sext i32 %235 to i64
+  %237 = mul nsw i64 %234, %236
+  %238 = getelementptr inbounds i8, ptr %229, i64 %237
+  store ptr %238, ptr %38, align 8
+  store i32 0, ptr %40, align 4
+  br label %239
+
+239:
+  %240 = load i32, ptr %40, align 4
+  %241 = icmp slt i32 %240, 2
+  br i1 %241, label %242, label %256
+
+242:
+  %243 = load ptr, ptr %37, align 8
+  %244 = load i32, ptr %40, align 4
+  %245 = mul nsw i32 %244, 4
+  %246 = mul nsw i32 %245, 8
+  %247 = sext i32 %246 to i64
+  %248 = getelementptr inbounds i8, ptr %243, i64 %247
+  %249 = load <32 x i8>, ptr %248, align 1
+  %250 = load i32, ptr %40, align 4
+  %251 = sext i32 %250 to i64
+  %252 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %251
+  store <32 x i8> %249, ptr %252, align 32
+  br label %253
+
+253:
+  %254 = load i32, ptr %40, align 4
+  %255 = add nsw i32 %254, 1
+  store i32 %255, ptr %40, align 4
+  br label %239, !llvm.loop !45
+
+256:
+  %257 = load i32, ptr %12, align 4
+  %258 = icmp eq i32 %257, 4096
+  br i1 %258, label %259, label %264
+
+259:
+  %260 = load ptr, ptr %37, align 8
+  %261 = load i32, ptr %12, align 4
+  %262 = sext i32 %261 to i64
+  %263 = getelementptr inbounds i8, ptr %260, i64 %262
+  call void @llvm.prefetch.p0(ptr %263, i32 0, i32 0, i32 1)
+  br label %264
+
+264:
+  %265 = load i32, ptr %12, align 4
+  %266 = icmp eq i32 %265, 8192
+  br i1 %266, label %267, label %272
+
+267:
+  %268 = load ptr, ptr %37, align 8
+  %269 = load i32, ptr %12, align 4
+  %270 = sext i32 %269 to i64
+  %271 = getelementptr inbounds i8, ptr %268, i64 %270
+  call void @llvm.prefetch.p0(ptr %271, i32 0, i32 2, i32 1)
+  br label %272
+
+272:
+  store i32 0, ptr %41, align 4
+  br label %273
+
+273:
+  %274 = load i32, ptr %41, align 4
+  %275 = load i32, ptr %26, align 4
+  %276 = icmp slt i32 %274, %275
+  br i1 %276, label %277, label %376
+
+277:
+  store i32 0, ptr %42, align 4
+  br label %278
+
+278:
+  %279 = load i32, ptr %42, align 4
+  %280 = load i32, ptr %11, align 4
+  %281 = icmp slt i32 %279, %280
+  br i1 %281, label %282, label %372
+
+282:
+  %283 = load ptr, ptr %38, align 8
+  %284 = load i32, ptr %42, align 4
+  %285 = sext i32 %284 to i64
+  %286 = load i64, ptr %18, align 8
+  %287 = mul nsw i64 %285, %286
+  %288 = getelementptr inbounds i8, ptr %283, i64 %287
+  %289 = load i32, ptr %41, align 4
+  %290 = mul nsw i32 4, %289
+  %291 = sext i32 %290 to i64
+  %292 = getelementptr inbounds i8, ptr %288, i64 %291
+  store ptr %292, ptr %43, align 8
+  %293 = load ptr, ptr %43, align 8
+  %294 = load i32, ptr %293, align 1
+  %295 = insertelement <8 x i32> poison, i32 %294, i64 0
+  %296 = shufflevector <8 x i32> %295, <8 x i32> poison, <8 x i32> zeroinitializer
+  %297 = bitcast <8 x i32> %296 to <32 x i8>
+  store <32 x i8> %297, ptr %44, align 32
+  store i32 0, ptr %45, align 4
+  br label %298
+
+298:
+  %299 = load i32, ptr %45, align 4
+  %300 = icmp slt i32 %299, 2
+  br i1 %300, label %301, label %368
+
+301:
+  %302 = load i32, ptr %10, align 4
+  %303 = icmp eq i32 %302, 8
+  br i1 %303, label %304, label %330
+
+304:
+  %305 = load i32, ptr %41, align 4
+  %306 = load i32, ptr %45, align 4
+  %307 = sext i32 %306 to i64
+  %308 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %307
+  %309 = load <32 x i8>, ptr %308, align 32
+  %310 = call <16 x i16> @every_other(i32 noundef %305, <32 x i8> noundef %309) #11
+  store <16 x i16> %310, ptr %46, align 32
+  %311 = load <16 x i16>, ptr %46, align 32
+  %312 = load <32 x i8>, ptr %44, align 32
+  %313 = bitcast <32 x i8> %312 to <16 x i16>
+  %314 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %311, <16 x i16> noundef %313) #11
+  store <8 x i32> %314, ptr %47, align 32
+  %315 = load i32, ptr %42, align 4
+  %316 = sext i32 %315 to i64
+  %317 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %316
+  %318 = load i32, ptr %45, align 4
+  %319 = sext i32 %318 to i64
+  %320 = getelementptr inbounds [2 x <8 x i32>], ptr %317, i64 0, i64 %319
+  %321 = load <8 x i32>, ptr %320, align 32
+  %322 = load <8 x i32>, ptr %47, align 32
+  %323 = call <8 x i32> @add_ints(<8 x i32> noundef %321, <8 x i32> noundef %322) #11
+  %324 = load i32, ptr %42, align 4
+  %325 = sext i32 %324 to i64
+  %326 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %325
+  %327 = load i32, ptr %45, align 4
+  %328 = sext i32 %327 to i64
+  %329 = getelementptr inbounds [2 x <8 x i32>], ptr %326, i64 0, i64 %328
+  store <8 x i32> %323, ptr %329, align 32
+  br label %364
+
+330:
+  %331 = load i32, ptr %10, align 4
+  %332 = load i32, ptr %41, align 4
+  %333 = load i32, ptr %45, align 4
+  %334 = sext i32 %333 to i64
+  %335 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %334
+  %336 = load <32 x i8>, ptr %335, align 32
+  %337 = call <32 x i8> @without_sign(i32 noundef %331, i32 noundef %332, <32 x i8> noundef %336) #11
+  store <32 x i8> %337, ptr %48, align 32
+  %338 = load <32 x i8>, ptr %48, align 32
+  %339 = load <32 x i8>, ptr %44, align 32
+  %340 = call <16 x i16> @multiply_byte_pairs(<32 x i8> noundef %338, <32 x i8> noundef %339) #11
+  store <16 x i16> %340, ptr %49, align 32
+  %341 = load i32, ptr %36, align 4
+  %342 = icmp ne i32 %341, 0
+  br i1 %342, label %346, label %343
+
+343:
+  %344 = load i32, ptr %41, align 4
+  %345 = icmp ne i32 %344, 0
+  br i1 %345, label %346, label %356
+
+346:
+  %347 = load i32, ptr %42, align 4
+  %348 = sext i32 %347 to i64
+  %349 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %348
+  %350 = load i32, ptr %45, align 4
+  %351 = sext i32 %350 to i64
+  %352 = getelementptr inbounds [2 x <16 x i16>], ptr %349, i64 0, i64 %351
+  %353 = load <16 x i16>, ptr %352, align 32
+  %354 = load <16 x i16>, ptr %49, align 32
+  %355 = call <16 x i16> @add_shorts(<16 x i16> noundef %353, <16 x i16> noundef %354) #11
+  store <16 x i16> %355, ptr %49, align 32
+  br label %356
+
+356:
+  %357 = load <16 x i16>, ptr %49, align 32
+  %358 = load i32, ptr %42, align 4
+  %359 = sext i32 %358 to i64
+  %360 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %359
+  %361 = load i32, ptr %45, align 4
+  %362 = sext i32 %361 to i64
+  %363 = getelementptr inbounds [2 x <16 x i16>], ptr %360, i64 0, i64 %362
+  store <16 x i16> %357, ptr %363, align 32
+  br label %364
+
+364:
+  br label %365
+
+365:
+  %366 = load i32, ptr %45, align 4
+  %367 = add nsw i32 %366, 1
+  store i32 %367, ptr %45, align 4
+  br label %298, !llvm.loop !46
+
+368:
+  br label %369
+
+369:
+  %370 = load i32, ptr %42, align 4
+  %371 = add nsw i32 %370, 1
+  store i32 %371, ptr %42, align 4
+  br label %278, !llvm.loop !47
+
+372:
+  br label %373
+
+373:
+  %374 = load i32, ptr %41, align 4
+  %375 = add nsw i32 %374, 1
+  store i32 %375, ptr %41, align 4
+  br label %273, !llvm.loop !48
+
+376:
+  br label %377
+
+377:
+  %378 = load i32, ptr %36, align 4
+  %379 = add nsw i32 %378, 1
+  store i32 %379, ptr %36, align 4
+  br label %217, !llvm.loop !49
+
+380:
+  %381 = load i32, ptr %10, align 4
+  %382 = icmp eq i32 %381, 4
+  br i1 %382, label %383, label %417
+
+383:
+  store i32 0, ptr %50, align 4
+  br label %384
+
+384:
+  %385 = load i32, ptr %50, align 4
+  %386 = load i32, ptr %11, align 4
+  %387 = icmp slt i32 %385, %386
+  br i1 %387, label %388, label %416
+
+388:
+  store i32 0, ptr %51, align 4
+  br label %389
+
+389:
+  %390 = load i32, ptr %51, align 4
+  %391 = icmp slt i32 %390, 2
+  br i1 %391, label %392, label %412
+
+392:
+  %393 = load i32, ptr %50, align 4
+  %394 = sext i32 %393 to i64
+  %395 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %394
+  %396 = load i32, ptr %51, align 4
+  %397 = sext i32 %396 to i64
+  %398 = getelementptr inbounds [2 x <16 x i16>], ptr %395, i64 0, i64 %397
+  %399 = load <16 x i16>, ptr %398, align 32
+  %400 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %399, <16 x i16> noundef splat (i16 1)) #11
+  %401 = load i32, ptr %50, align 4
+  %402 = sext i32 %401 to i64
+  %403 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %402
+  %404 = load i32, ptr %51, align 4
+  %405 = sext i32 %404 to i64
+  %406 = getelementptr inbounds [2 x <8 x i32>], ptr %403, i64 0, i64 %405
+  %407 = load <8 x i32>, ptr %406, align 32
+  %408 = add <8 x i32> %407, %400
+  store <8 x i32> %408, ptr %406, align 32
+  br label %409
+
+409:
+  %410 = load i32, ptr %51, align 4
+  %411 = add nsw i32 %410, 1
+  store i32 %411, ptr %51, align 4
+  br label %389, !llvm.loop !50
+
+412:
+  br label %413
+
+413:
+  %414 = load i32, ptr %50, align 4
+  %415 = add nsw i32 %414, 1
+  store i32 %415, ptr %50, align 4
+  br label %384, !llvm.loop !51
+
+416:
+  br label %417
+
+417:
+  br label %418
+
+418:
+  %419 = load i64, ptr %34, align 8
+  %420 = add nsw i64 %419, 4
+  store i64 %420, ptr %34, align 8
+  br label %209, !llvm.loop !52
+
+421:
+  store i32 0, ptr %52, align 4
+  br label %422
+
+422:
+  %423 = load i32, ptr %52, align 4
+  %424 = icmp slt i32 %423, 2
+  br i1 %424, label %425, label %517
+
+425:
+  %426 = load i64, ptr %30, align 8
+  %427 = load i64, ptr %17, align 8
+  %428 = mul nsw i64 %426, %427
+  %429 = load i32, ptr %52, align 4
+  %430 = mul nsw i32 %429, 8
+  %431 = sext i32 %430 to i64
+  %432 = add nsw i64 %428, %431
+  store i64 %432, ptr %53, align 8
+  %433 = load ptr, ptr %20, align 8
+  %434 = load i64, ptr %53, align 8
+  %435 = getelementptr inbounds half, ptr %433, i64 %434
+  %436 = load <8 x half>, ptr %435, align 1
+  store <8 x half> %436, ptr %54, align 16
+  %437 = load <8 x half>, ptr %54, align 16
+  %438 = fpext <8 x half> %437 to <8 x float>
+  store <8 x float> %438, ptr %55, align 32
+  %439 = load ptr, ptr %21, align 8
+  %440 = load i64, ptr %53, align 8
+  %441 = getelementptr inbounds i8, ptr %439, i64 %440
+  %442 = load <8 x i8>, ptr %441, align 1
+  store <8 x i8> %442, ptr %56, align 8
+  %443 = load <8 x i8>, ptr %56, align 8
+  %444 = sitofp <8 x i8> %443 to <8 x float>
+  store <8 x float> %444, ptr %57, align 32
+  %445 = load i32, ptr %10, align 4
+  %446 = icmp eq i32 %445, 8
+  br i1 %446, label %447, label %451
+
+447:
+  br i1 false, label %448, label %451
+
+448:
+  %449 = load <8 x float>, ptr %57, align 32
+  %450 = fadd <8 x float> %449, splat (float 1.280000e+02)
+  store <8 x float> %450, ptr %57, align 32
+  br label %451
+
+451:
+  store i32 0, ptr %58, align 4
+  br label %452
+
+452:
+  %453 = load i32, ptr %58, align 4
+  %454 = load i32, ptr %11, align 4
+  %455 = icmp slt i32 %453, %454
+  br i1 %455, label %456, label %513
+
+456:
+  %457 = load ptr, ptr %23, align 8
+  %458 = load i32, ptr %58, align 4
+  %459 = sext i32 %458 to i64
+  %460 = load i64, ptr %14, align 8
+  %461 = mul nsw i64 %459, %460
+  %462 = load i64, ptr %30, align 8
+  %463 = add nsw i64 %461, %462
+  %464 = getelementptr inbounds float, ptr %457, i64 %463
+  %465 = load float, ptr %464, align 4
+  %466 = insertelement <8 x float> poison, float %465, i64 0
+  %467 = shufflevector <8 x float> %466, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %467, ptr %59, align 32
+  %468 = load ptr, ptr %24, align 8
+  %469 = load i32, ptr %58, align 4
+  %470 = sext i32 %469 to i64
+  %471 = load i64, ptr %14, align 8
+  %472 = mul nsw i64 %470, %471
+  %473 = load i64, ptr %30, align 8
+  %474 = add nsw i64 %472, %473
+  %475 = getelementptr inbounds float, ptr %468, i64 %474
+  %476 = load float, ptr %475, align 4
+  %477 = insertelement <8 x float> poison, float %476, i64 0
+  %478 = shufflevector <8 x float> %477, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %478, ptr %60, align 32
+  %479 = load i32, ptr %58, align 4
+  %480 = sext i32 %479 to i64
+  %481 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %480
+  %482 = load i32, ptr %52, align 4
+  %483 = sext i32 %482 to i64
+  %484 = getelementptr inbounds [2 x <8 x i32>], ptr %481, i64 0, i64 %483
+  %485 = load <8 x i32>, ptr %484, align 32
+  %486 = sitofp <8 x i32> %485 to <8 x float>
+  store <8 x float> %486, ptr %61, align 32
+  %487 = load <8 x float>, ptr %57, align 32
+  %488 = load <8 x float>, ptr %60, align 32
+  %489 = fmul <8 x float> %487, %488
+  %490 = load <8 x float>, ptr %61, align 32
+  %491 = fsub <8 x float> %490, %489
+  store <8 x float> %491, ptr %61, align 32
+  %492 = load <8 x float>, ptr %61, align 32
+  %493 = load <8 x float>, ptr %55, align 32
+  %494 = load <8 x float>, ptr %59, align 32
+  %495 = fmul <8 x float> %493, %494
+  %496 = load i32, ptr %58, align 4
+  %497 = sext i32 %496 to i64
+  %498 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %497
+  %499 = load i32, ptr %52, align 4
+  %500 = sext i32 %499 to i64
+  %501 = getelementptr inbounds [2 x <8 x float>], ptr %498, i64 0, i64 %500
+  %502 = load <8 x float>, ptr %501, align 32
+  %503 = call <8 x float> @llvm.fma.v8f32(<8 x float> %492, <8 x float> %495, <8 x float> %502)
+  %504 = load i32, ptr %58, align 4
+  %505 = sext i32 %504 to i64
+  %506 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %505
+  %507 = load i32, ptr %52, align 4
+  %508 = sext i32 %507 to i64
+  %509 = getelementptr inbounds [2 x <8 x float>], ptr %506, i64 0, i64 %508
+  store <8 x float> %503, ptr %509, align 32
+  br label %510
+
+510:
+  %511 = load i32, ptr %58, align 4
+  %512 = add nsw i32 %511, 1
+  store i32 %512, ptr %58, align 4
+  br label %452, !llvm.loop !53
+
+513:
+  br label %514
+
+514:
+  %515 = load i32, ptr %52, align 4
+  %516 = add nsw i32 %515, 1
+  store i32 %516, ptr %52, align 4
+  br label %422, !llvm.loop !54
+
+517:
+  br label %518
+
+518:
+  %519 = load i64, ptr %30, align 8
+  %520 = add nsw i64 %519, 1
+  store i64 %520, ptr %30, align 8
+  br label %178, !llvm.loop !55
+
+521:
+  store i32 0, ptr %62, align 4
+  br label %522
+
+522:
+  %523 = load i32, ptr %62, align 4
+  %524 = load i32, ptr %11, align 4
+  %525 = icmp slt i32 %523, %524
+  br i1 %525, label %526, label %555
+
+526:
+  store i32 0, ptr %63, align 4
+  br label %527
+
+527:
+  %528 = load i32, ptr %63, align 4
+  %529 = icmp slt i32 %528, 2
+  br i1 %529, label %530, label %551
+
+530:
+  %531 = load i32, ptr %62, align 4
+  %532 = sext i32 %531 to i64
+  %533 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %532
+  %534 = load i32, ptr %63, align 4
+  %535 = sext i32 %534 to i64
+  %536 = getelementptr inbounds [2 x <8 x float>], ptr %533, i64 0, i64 %535
+  %537 = load <8 x float>, ptr %536, align 32
+  %538 = load ptr, ptr %25, align 8
+  %539 = load i32, ptr %62, align 4
+  %540 = sext i32 %539 to i64
+  %541 = load i64, ptr %16, align 8
+  %542 = mul nsw i64 %540, %541
+  %543 = getelementptr inbounds float, ptr %538, i64 %542
+  %544 = load i32, ptr %63, align 4
+  %545 = mul nsw i32 %544, 8
+  %546 = sext i32 %545 to i64
+  %547 = getelementptr inbounds float, ptr %543, i64 %546
+  store <8 x float> %537, ptr %547, align 1
+  br label %548
+
+548:
+  %549 = load i32, ptr %63, align 4
+  %550 = add nsw i32 %549, 1
+  store i32 %550, ptr %63, align 4
+  br label %527, !llvm.loop !56
+
+551:
+  br label %552
+
+552:
+  %553 = load i32, ptr %62, align 4
+  %554 = add nsw i32 %553, 1
+  store i32 %554, ptr %62, align 4
+  br label %522, !llvm.loop !57
+
+555:
+  ret void
+}
+
+define internal i64 @activation_bytes(i32 noundef %0) #1 {
+  %2 = alloca i32, align 4
+  store i32 %0, ptr %2, align 4
+  %3 = load i32, ptr %2, align 4
+  %4 = icmp eq i32 %3, 8
+  br i1 %4, label %5, label %6
+
+5:
+  br label %6
+
+6:
+  %7 = phi i1 [ false, %1 ], [ true, %5 ]
+  %8 = zext i1 %7 to i64
+  %9 = select i1 %7, i32 2, i32 1
+  %10 = sext i32 %9 to i64
+  ret i64 %10
+}
+
+declare void @llvm.prefetch.p0(ptr readonly captures(none), i32 immarg, i32 immarg, i32 immarg) #5
+
+define internal <16 x i16> @every_other(i32 noundef %0, <32 x i8> noundef %1) #3 {
+  %3 = alloca i32, align 4
+  %4 = alloca <32 x i8>, align 32
+  store i32 %0, ptr %3, align 4
+  store <32 x i8> %1, ptr %4, align 32
+  %5 = load i32, ptr %3, align 4
+  %6 = icmp ne i32 %5, 0
+  br i1 %6, label %7, label %10
+
+7:
+  %8 = load <32 x i8>, ptr %4, align 32
+  %9 = bitcast <32 x i8> %8 to <16 x i16>
+  br label %14
+
+10:
+  %11 = load <32 x i8>, ptr %4, align 32
+  %12 = bitcast <32 x i8> %11 to <16 x i16>
+  %13 = shl <16 x i16> %12, splat (i16 8)
+  br label %14
+
+14:
+  %15 = phi <16 x i16> [ %9, %7 ], [ %13, %10 ]
+  %16 = ashr <16 x i16> %15, splat (i16 8)
+  ret <16 x i16> %16
+}
+
+define internal <8 x i32> @multiply_pairs(<16 x i16> noundef %0, <16 x i16> noundef %1) #3 {
+  %3 = alloca <16 x i16>, align 32
+  %4 = alloca <16 x i16>, align 32
+  store <16 x i16> %0, ptr %3, align 32
+  store <16 x i16> %1, ptr %4, align 32
+  %5 = load <16 x i16>, ptr %3, align 32
+  %6 = bitcast <16 x i16> %5 to <4 x i64>
+  %7 = load <16 x i16>, ptr %4, align 32
+  %8 = bitcast <16 x i16> %7 to <4 x i64>
+  %9 = call <4 x i64> @_mm256_madd_epi16(<4 x i64> noundef %6, <4 x i64> noundef %8) #11
+  %10 = bitcast <4 x i64> %9 to <8 x i32>
+  ret <8 x i32> %10
+}
+
+define internal <8 x i32> @add_ints(<8 x i32> noundef %0, <8 x i32> noundef %1) #3 {
+  %3 = alloca <8 x i32>, align 32
+  %4 = alloca <8 x i32>, align 32
+  store <8 x i32> %0, ptr %3, align 32
+  store <8 x i32> %1, ptr %4, align 32
+  %5 = load <8 x i32>, ptr %3, align 32
+  %6 = load <8 x i32>, ptr %4, align 32
+  %7 = call <8 x i32> asm "vpaddd $2, $1, $0", "=x,x,x,~{dirflag},~{fpsr},~{flags}"(<8 x i32> %5, <8 x i32> %6) #12, !srcloc !58
+  store <8 x i32> %7, ptr %3, align 32
+  %8 = load <8 x i32>, ptr %3, align 32
+  ret <8 x i32> %8
+}
+
+define internal <32 x i8> @without_sign(i32 noundef %0, i32 noundef %1, <32 x i8> noundef %2) #3 {
+  %4 = alloca <32 x i8>, align 32
+  %5 = alloca i32, align 4
+  %6 = alloca i32, align 4
+  %7 = alloca <32 x i8>, align 32
+  store i32 %0, ptr %5, align 4
+  store i32 %1, ptr %6, align 4
+  store <32 x i8> %2, ptr %7, align 32
+  %8 = load i32, ptr %5, align 4
+  %9 = icmp eq i32 %8, 8
+  br i1 %9, label %10, label %13
+
+10:
+  %11 = load <32 x i8>, ptr %7, align 32
+  %12 = xor <32 x i8> %11, splat (i8 -128)
+  store <32 x i8> %12, ptr %4, align 32
+  br label %24
+
+13:
+  %14 = load i32, ptr %6, align 4
+  %15 = icmp ne i32 %14, 0
+  br i1 %15, label %16, label %19
+
+16:
+  %17 = load <32 x i8>, ptr %7, align 32
+  %18 = lshr <32 x i8> %17, splat (i8 4)
+  br label %22
+
+19:
+  %20 = load <32 x i8>, ptr %7, align 32
+  %21 = and <32 x i8> %20, splat (i8 15)
+  br label %22
+
+22:
+  %23 = phi <32 x i8> [ %18, %16 ], [ %21, %19 ]
+  store <32 x i8> %23, ptr %4, align 32
+  br label %24
+
+24:
+  %25 = load <32 x i8>, ptr %4, align 32
+  ret <32 x i8> %25
+}
+
+define internal <16 x i16> @multiply_byte_pairs(<32 x i8> noundef %0, <32 x i8> noundef %1) #3 {
+  %3 = alloca <32 x i8>, align 32
+  %4 = alloca <32 x i8>, align 32
+  store <32 x i8> %0, ptr %3, align 32
+  store <32 x i8> %1, ptr %4, align 32
+  %5 = load <32 x i8>, ptr %3, align 32
+  %6 = bitcast <32 x i8> %5 to <4 x i64>
+  %7 = load <32 x i8>, ptr %4, align 32
+  %8 = bitcast <32 x i8> %7 to <4 x i64>
+  %9 = call <4 x i64> @_mm256_maddubs_epi16(<4 x i64> noundef %6, <4 x i64> noundef %8) #11
+  %10 = bitcast <4 x i64> %9 to <16 x i16>
+  ret <16 x i16> %10
+}
+
+define internal <16 x i16> @add_shorts(<16 x i16> noundef %0, <16 x i16> noundef %1) #3 {
+  %3 = alloca <16 x i16>, align 32
+  %4 = alloca <16 x i16>, align 32
+  store <16 x i16> %0, ptr %3, align 32
+  store <16 x i16> %1, ptr %4, align 32
+  %5 = load <16 x i16>, ptr %3, align 32
+  %6 = load <16 x i16>, ptr %4, align 32
+  %7 = call <16 x i16> asm "vpaddw $2, $1, $0", "=x,x,x,~{dirflag},~{fpsr},~{flags}"(<16 x i16> %5, <16 x i16> %6) #12, !srcloc !59
+  store <16 x i16> %7, ptr %3, align 32
+  %8 = load <16 x i16>, ptr %3, align 32
+  ret <16 x i16> %8
+}
+
+declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>) #6
+
+define internal <4 x i64> @_mm256_madd_epi16(<4 x i64> noundef %0, <4 x i64> noundef %1) #3 {
+  %3 = alloca <4 x i64>, align 32
+  %4 = alloca <4 x i64>, align 32
+  store <4 x i64> %0, ptr %3, align 32
+  store <4 x i64> %1, ptr %4, align 32
+  %5 = load <4 x i64>, ptr %3, align 32
+  %6 = bitcast <4 x i64> %5 to <16 x i16>
+  %7 = load <4 x i64>, ptr %4, align 32
+  %8 = bitcast <4 x i64> %7 to <16 x i16>
+  %9 = call <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16> %6, <16 x i16> %8)
+  %10 = bitcast <8 x i32> %9 to <4 x i64>
+  ret <4 x i64> %10
+}
+
+declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>) #7
+
+define internal <4 x i64> @_mm256_maddubs_epi16(<4 x i64> noundef %0, <4 x i64> noundef %1) #3 {
+  %3 = alloca <4 x i64>, align 32
+  %4 = alloca <4 x i64>, align 32
+  store <4 x i64> %0, ptr %3, align 32
+  store <4 x i64> %1, ptr %4, align 32
+  %5 = load <4 x i64>, ptr %3, align 32
+  %6 = bitcast <4 x i64> %5 to <32 x i8>
+  %7 = load <4 x i64>, ptr %4, align 32
+  %8 = bitcast <4 x i64> %7 to <32 x i8>
+  %9 = call <16 x i16> @llvm.x86.avx2.pmadd.ub.sw(<32 x i8> %6, <32 x i8> %8)
+  %10 = bitcast <16 x i16> %9 to <4 x i64>
+  ret <4 x i64> %10
+}
+
+declare <16 x i16> @llvm.x86.avx2.pmadd.ub.sw(<32 x i8>, <32 x i8>) #7
+
+define internal void @attend_1(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store i64 %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i64 %3, ptr %8, align 8
+  %9 = load ptr, ptr %5, align 8
+  %10 = load i64, ptr %6, align 8
+  %11 = load i64, ptr %7, align 8
+  %12 = load i64, ptr %8, align 8
+  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 1) #11
+  ret void
+}
+
+define internal void @attend_2(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store i64 %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i64 %3, ptr %8, align 8
+  %9 = load ptr, ptr %5, align 8
+  %10 = load i64, ptr %6, align 8
+  %11 = load i64, ptr %7, align 8
+  %12 = load i64, ptr %8, align 8
+  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 2) #11
+  ret void
+}
+
+define internal void @attend_3(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store i64 %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i64 %3, ptr %8, align 8
+  %9 = load ptr, ptr %5, align 8
+  %10 = load i64, ptr %6, align 8
+  %11 = load i64, ptr %7, align 8
+  %12 = load i64, ptr %8, align 8
+  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 3) #11
+  ret void
+}
+
+define internal void @attend_4(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store i64 %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i64 %3, ptr %8, align 8
+  %9 = load ptr, ptr %5, align 8
+  %10 = load i64, ptr %6, align 8
+  %11 = load i64, ptr %7, align 8
+  %12 = load i64, ptr %8, align 8
+  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 4) #11
+  ret void
+}
+
+define internal void @attend_heads(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3, i32 noundef %4) #3 {
+  %6 = alloca ptr, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i32, align 4
+  %11 = alloca ptr, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca ptr, align 8
+  %16 = alloca float, align 4
+  %17 = alloca [4 x ptr], align 16
+  %18 = alloca [4 x ptr], align 16
+  %19 = alloca [4 x %struct.sums], align 32
+  %20 = alloca i32, align 4
+  %21 = alloca i64, align 8
+  %22 = alloca i64, align 8
+  %23 = alloca i64, align 8
+  %24 = alloca i64, align 8
+  %25 = alloca i64, align 8
+  %26 = alloca ptr, align 8
+  %27 = alloca ptr, align 8
+  %28 = alloca [4 x [4 x <8 x float>]], align 32
+  %29 = alloca [4 x <8 x float>], align 32
+  %30 = alloca i32, align 4
+  %31 = alloca i64, align 8
+  %32 = alloca i64, align 8
+  %33 = alloca i32, align 4
+  %34 = alloca i64, align 8
+  %35 = alloca i32, align 4
+  %36 = alloca float, align 4
+  %37 = alloca i64, align 8
+  store ptr %0, ptr %6, align 8
+  store i64 %1, ptr %7, align 8
+  store i64 %2, ptr %8, align 8
+  store i64 %3, ptr %9, align 8
+  store i32 %4, ptr %10, align 4
+  %38 = load ptr, ptr %6, align 8
+  %39 = getelementptr inbounds nuw %struct.anon.0, ptr %38, i32 0, i32 0
+  %40 = load ptr, ptr %39, align 8
+  store ptr %40, ptr %11, align 8
+  %41 = load ptr, ptr %11, align 8
+  %42 = getelementptr inbounds nuw %struct.attention, ptr %41, i32 0, i32 2
+  %43 = load i64, ptr %42, align 8
+  store i64 %43, ptr %12, align 8
+  %44 = load ptr, ptr %6, align 8
+  %45 = getelementptr inbounds nuw %struct.anon.0, ptr %44, i32 0, i32 2
+  %46 = load ptr, ptr %45, align 8
+  %47 = load i64, ptr %7, align 8
+  %48 = getelementptr inbounds i32, ptr %46, i64 %47
+  %49 = load i32, ptr %48, align 4
+  %50 = sext i32 %49 to i64
+  store i64 %50, ptr %13, align 8
+  %51 = load i64, ptr %13, align 8
+  %52 = load ptr, ptr %11, align 8
+  %53 = getelementptr inbounds nuw %struct.attention, ptr %52, i32 0, i32 4
+  %54 = load i64, ptr %53, align 8
+  %55 = sub nsw i64 %51, %54
+  %56 = add nsw i64 %55, 1
+  %57 = call i64 @larger(i64 noundef %56, i64 noundef 0) #11
+  store i64 %57, ptr %14, align 8
+  %58 = load ptr, ptr %6, align 8
+  %59 = getelementptr inbounds nuw %struct.anon.0, ptr %58, i32 0, i32 5
+  %60 = load ptr, ptr %59, align 8
+  %61 = load ptr, ptr %6, align 8
+  %62 = getelementptr inbounds nuw %struct.anon.0, ptr %61, i32 0, i32 3
+  %63 = load ptr, ptr %62, align 8
+  %64 = load i64, ptr %7, align 8
+  %65 = getelementptr inbounds i32, ptr %63, i64 %64
+  %66 = load i32, ptr %65, align 4
+  %67 = sext i32 %66 to i64
+  %68 = getelementptr inbounds i32, ptr %60, i64 %67
+  store ptr %68, ptr %15, align 8
+  %69 = load ptr, ptr %11, align 8
+  %70 = getelementptr inbounds nuw %struct.attention, ptr %69, i32 0, i32 3
+  %71 = load float, ptr %70, align 8
+  store float %71, ptr %16, align 4
+  store i32 0, ptr %20, align 4
+  br label %72
+
+72:
+  %73 = load i32, ptr %20, align 4
+  %74 = load i32, ptr %10, align 4
+  %75 = icmp slt i32 %73, %74
+  br i1 %75, label %76, label %131
+
+76:
+  %77 = load i64, ptr %7, align 8
+  %78 = load ptr, ptr %11, align 8
+  %79 = getelementptr inbounds nuw %struct.attention, ptr %78, i32 0, i32 0
+  %80 = load i64, ptr %79, align 8
+  %81 = mul nsw i64 %77, %80
+  %82 = load i64, ptr %9, align 8
+  %83 = add nsw i64 %81, %82
+  %84 = load i32, ptr %20, align 4
+  %85 = sext i32 %84 to i64
+  %86 = add nsw i64 %83, %85
+  %87 = load i64, ptr %12, align 8
+  %88 = mul nsw i64 %86, %87
+  store i64 %88, ptr %21, align 8
+  %89 = load ptr, ptr %6, align 8
+  %90 = getelementptr inbounds nuw %struct.anon.0, ptr %89, i32 0, i32 1
+  %91 = load ptr, ptr %90, align 8
+  %92 = load i64, ptr %21, align 8
+  %93 = getelementptr inbounds float, ptr %91, i64 %92
+  %94 = load i32, ptr %20, align 4
+  %95 = sext i32 %94 to i64
+  %96 = getelementptr inbounds [4 x ptr], ptr %17, i64 0, i64 %95
+  store ptr %93, ptr %96, align 8
+  %97 = load ptr, ptr %6, align 8
+  %98 = getelementptr inbounds nuw %struct.anon.0, ptr %97, i32 0, i32 4
+  %99 = load ptr, ptr %98, align 8
+  %100 = load i64, ptr %21, align 8
+  %101 = getelementptr inbounds float, ptr %99, i64 %100
+  %102 = load i32, ptr %20, align 4
+  %103 = sext i32 %102 to i64
+  %104 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %103
+  store ptr %101, ptr %104, align 8
+  %105 = load i32, ptr %20, align 4
+  %106 = sext i32 %105 to i64
+  %107 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %106
+  %108 = getelementptr inbounds nuw %struct.sums, ptr %107, i32 0, i32 0
+  store float 0xFFF0000000000000, ptr %108, align 32
+  %109 = load i32, ptr %20, align 4
+  %110 = sext i32 %109 to i64
+  %111 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %110
+  %112 = getelementptr inbounds nuw %struct.sums, ptr %111, i32 0, i32 1
+  store <8 x float> zeroinitializer, ptr %112, align 32
+  store i64 0, ptr %22, align 8
+  br label %113
+
+113:
+  %114 = load i64, ptr %22, align 8
+  %115 = load i64, ptr %12, align 8
+  %116 = icmp slt i64 %114, %115
+  br i1 %116, label %117, label %127
+
+117:
+  %118 = load i32, ptr %20, align 4
+  %119 = sext i32 %118 to i64
+  %120 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %119
+  %121 = load ptr, ptr %120, align 8
+  %122 = load i64, ptr %22, align 8
+  %123 = getelementptr inbounds float, ptr %121, i64 %122
+  call void @write(ptr noundef %123, <8 x float> noundef zeroinitializer) #11
+  br label %124
+
+124:
+  %125 = load i64, ptr %22, align 8
+  %126 = add nsw i64 %125, 8
+  store i64 %126, ptr %22, align 8
+  br label %113, !llvm.loop !60
+
+127:
+  br label %128
+
+128:
+  %129 = load i32, ptr %20, align 4
+  %130 = add nsw i32 %129, 1
+  store i32 %130, ptr %20, align 4
+  br label %72, !llvm.loop !61
+
+131:
+  %132 = load i64, ptr %14, align 8
+  %133 = load i64, ptr %14, align 8
+  %134 = srem i64 %133, 32
+  %135 = sub nsw i64 %132, %134
+  store i64 %135, ptr %23, align 8
+  br label %136
+
+136:
+  %137 = load i64, ptr %23, align 8
+  %138 = load i64, ptr %13, align 8
+  %139 = icmp sle i64 %137, %138
+  br i1 %139, label %140, label %256
+
+140:
+  %141 = load ptr, ptr %15, align 8
+  %142 = load i64, ptr %23, align 8
+  %143 = sdiv i64 %142, 32
+  %144 = getelementptr inbounds i32, ptr %141, i64 %143
+  %145 = load i32, ptr %144, align 4
+  %146 = sext i32 %145 to i64
+  store i64 %146, ptr %24, align 8
+  %147 = load i64, ptr %24, align 8
+  %148 = load ptr, ptr %11, align 8
+  %149 = getelementptr inbounds nuw %struct.attention, ptr %148, i32 0, i32 1
+  %150 = load i64, ptr %149, align 8
+  %151 = mul nsw i64 %147, %150
+  %152 = load i64, ptr %8, align 8
+  %153 = add nsw i64 %151, %152
+  %154 = load i64, ptr %12, align 8
+  %155 = mul nsw i64 %153, %154
+  %156 = mul nsw i64 %155, 32
+  store i64 %156, ptr %25, align 8
+  %157 = load ptr, ptr %11, align 8
+  %158 = getelementptr inbounds nuw %struct.attention, ptr %157, i32 0, i32 5
+  %159 = load ptr, ptr %158, align 8
+  %160 = load i64, ptr %25, align 8
+  %161 = getelementptr inbounds half, ptr %159, i64 %160
+  store ptr %161, ptr %26, align 8
+  %162 = load ptr, ptr %11, align 8
+  %163 = getelementptr inbounds nuw %struct.attention, ptr %162, i32 0, i32 6
+  %164 = load ptr, ptr %163, align 8
+  %165 = load i64, ptr %25, align 8
+  %166 = getelementptr inbounds half, ptr %164, i64 %165
+  store ptr %166, ptr %27, align 8
+  %167 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %28, i64 0, i64 0
+  %168 = getelementptr inbounds [4 x ptr], ptr %17, i64 0, i64 0
+  %169 = load ptr, ptr %26, align 8
+  %170 = load i64, ptr %12, align 8
+  %171 = load i32, ptr %10, align 4
+  call void @score(ptr noundef %167, ptr noundef %168, ptr noundef %169, i64 noundef %170, i32 noundef %171) #11
+  store i32 0, ptr %30, align 4
+  br label %172
+
+172:
+  %173 = load i32, ptr %30, align 4
+  %174 = load i32, ptr %10, align 4
+  %175 = icmp slt i32 %173, %174
+  br i1 %175, label %176, label %198
+
+176:
+  %177 = load i32, ptr %30, align 4
+  %178 = sext i32 %177 to i64
+  %179 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %178
+  %180 = load i32, ptr %30, align 4
+  %181 = sext i32 %180 to i64
+  %182 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %28, i64 0, i64 %181
+  %183 = getelementptr inbounds [4 x <8 x float>], ptr %182, i64 0, i64 0
+  %184 = load float, ptr %16, align 4
+  %185 = load i64, ptr %14, align 8
+  %186 = load i64, ptr %23, align 8
+  %187 = sub nsw i64 %185, %186
+  %188 = load i64, ptr %13, align 8
+  %189 = load i64, ptr %23, align 8
+  %190 = sub nsw i64 %188, %189
+  %191 = call <8 x float> @weigh(ptr noundef %179, ptr noundef %183, float noundef %184, i64 noundef %187, i64 noundef %190) #11
+  %192 = load i32, ptr %30, align 4
+  %193 = sext i32 %192 to i64
+  %194 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 %193
+  store <8 x float> %191, ptr %194, align 32
+  br label %195
+
+195:
+  %196 = load i32, ptr %30, align 4
+  %197 = add nsw i32 %196, 1
+  store i32 %197, ptr %30, align 4
+  br label %172, !llvm.loop !62
+
+198:
+  %199 = load i64, ptr %14, align 8
+  %200 = load i64, ptr %23, align 8
+  %201 = sub nsw i64 %199, %200
+  %202 = call i64 @larger(i64 noundef %201, i64 noundef 0) #11
+  store i64 %202, ptr %31, align 8
+  %203 = load i64, ptr %13, align 8
+  %204 = load i64, ptr %23, align 8
+  %205 = sub nsw i64 %203, %204
+  %206 = add nsw i64 %205, 1
+  %207 = call i64 @smaller(i64 noundef %206, i64 noundef 32) #11
+  store i64 %207, ptr %32, align 8
+  %208 = load i32, ptr %10, align 4
+  %209 = call i32 @vectors_at_once(i32 noundef %208) #11
+  store i32 %209, ptr %33, align 4
+  store i64 0, ptr %34, align 8
+  br label %210
+
+210:
+  %211 = load i64, ptr %34, align 8
+  %212 = load i32, ptr %33, align 4
+  %213 = mul nsw i32 %212, 8
+  %214 = sext i32 %213 to i64
+  %215 = add nsw i64 %211, %214
+  %216 = load i64, ptr %12, align 8
+  %217 = icmp sle i64 %215, %216
+  br i1 %217, label %218, label %235
+
+218:
+  %219 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 0
+  %220 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 0
+  %221 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 0
+  %222 = load ptr, ptr %27, align 8
+  %223 = load i64, ptr %12, align 8
+  %224 = load i64, ptr %34, align 8
+  %225 = load i64, ptr %31, align 8
+  %226 = load i64, ptr %32, align 8
+  %227 = load i32, ptr %10, align 4
+  %228 = load i32, ptr %33, align 4
+  call void @add_vectors(ptr noundef %219, ptr noundef %220, ptr noundef %221, ptr noundef %222, i64 noundef %223, i64 noundef %224, i64 noundef %225, i64 noundef %226, i32 noundef %227, i32 noundef %228) #11
+  br label %229
+
+229:
+  %230 = load i32, ptr %33, align 4
+  %231 = mul nsw i32 %230, 8
+  %232 = sext i32 %231 to i64
+  %233 = load i64, ptr %34, align 8
+  %234 = add nsw i64 %233, %232
+  store i64 %234, ptr %34, align 8
+  br label %210, !llvm.loop !63
+
+235:
+  %236 = load i32, ptr %33, align 4
+  %237 = icmp sgt i32 %236, 2
+  br i1 %237, label %238, label %252
+
+238:
+  %239 = load i64, ptr %34, align 8
+  %240 = load i64, ptr %12, align 8
+  %241 = icmp slt i64 %239, %240
+  br i1 %241, label %242, label %252
+
+242:
+  %243 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 0
+  %244 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 0
+  %245 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 0
+  %246 = load ptr, ptr %27, align 8
+  %247 = load i64, ptr %12, align 8
+  %248 = load i64, ptr %34, align 8
+  %249 = load i64, ptr %31, align 8
+  %250 = load i64, ptr %32, align 8
+  %251 = load i32, ptr %10, align 4
+  call void @add_vectors(ptr noundef %243, ptr noundef %244, ptr noundef %245, ptr noundef %246, i64 noundef %247, i64 noundef %248, i64 noundef %249, i64 noundef %250, i32 noundef %251, i32 noundef 2) #11
+  br label %252
+
+252:
+  br label %253
+
+253:
+  %254 = load i64, ptr %23, align 8
+  %255 = add nsw i64 %254, 32
+  store i64 %255, ptr %23, align 8
+  br label %136, !llvm.loop !64
+
+256:
+  store i32 0, ptr %35, align 4
+  br label %257
+
+257:
+  %258 = load i32, ptr %35, align 4
+  %259 = load i32, ptr %10, align 4
+  %260 = icmp slt i32 %258, %259
+  br i1 %260, label %261, label %298
+
+261:
+  %262 = load i32, ptr %35, align 4
+  %263 = sext i32 %262 to i64
+  %264 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %263
+  %265 = getelementptr inbounds nuw %struct.sums, ptr %264, i32 0, i32 1
+  %266 = load <8 x float>, ptr %265, align 32
+  %267 = call float @sum(<8 x float> noundef %266) #11
+  %268 = fdiv float 1.000000e+00, %267
+  store float %268, ptr %36, align 4
+  store i64 0, ptr %37, align 8
+  br label %269
+
+269:
+  %270 = load i64, ptr %37, align 8
+  %271 = load i64, ptr %12, align 8
+  %272 = icmp slt i64 %270, %271
+  br i1 %272, label %273, label %294
+
+273:
+  %274 = load i32, ptr %35, align 4
+  %275 = sext i32 %274 to i64
+  %276 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %275
+  %277 = load ptr, ptr %276, align 8
+  %278 = load i64, ptr %37, align 8
+  %279 = getelementptr inbounds float, ptr %277, i64 %278
+  %280 = load i32, ptr %35, align 4
+  %281 = sext i32 %280 to i64
+  %282 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %281
+  %283 = load ptr, ptr %282, align 8
+  %284 = load i64, ptr %37, align 8
+  %285 = getelementptr inbounds float, ptr %283, i64 %284
+  %286 = call <8 x float> @read(ptr noundef %285) #11
+  %287 = load float, ptr %36, align 4
+  %288 = insertelement <8 x float> poison, float %287, i64 0
+  %289 = shufflevector <8 x float> %288, <8 x float> poison, <8 x i32> zeroinitializer
+  %290 = fmul <8 x float> %286, %289
+  call void @write(ptr noundef %279, <8 x float> noundef %290) #11
+  br label %291
+
+291:
+  %292 = load i64, ptr %37, align 8
+  %293 = add nsw i64 %292, 8
+  store i64 %293, ptr %37, align 8
+  br label %269, !llvm.loop !65
+
+294:
+  br label %295
+
+295:
+  %296 = load i32, ptr %35, align 4
+  %297 = add nsw i32 %296, 1
+  store i32 %297, ptr %35, align 4
+  br label %257, !llvm.loop !66
+
+298:
+  ret void
+}
+
+define internal i64 @larger(i64 noundef %0, i64 noundef %1) #1 {
+  %3 = alloca i64, align 8
+  %4 = alloca i64, align 8
+  store i64 %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  %5 = load i64, ptr %3, align 8
+  %6 = load i64, ptr %4, align 8
+  %7 = icmp sgt i64 %5, %6
+  br i1 %7, label %8, label %10
+
+8:
+  %9 = load i64, ptr %3, align 8
+  br label %12
+
+10:
+  %11 = load i64, ptr %4, align 8
+  br label %12
+
+12:
+  %13 = phi i64 [ %9, %8 ], [ %11, %10 ]
+  ret i64 %13
+}
+
+define internal void @write(ptr noundef %0, <8 x float> noundef %1) #3 {
+  %3 = alloca ptr, align 8
+  %4 = alloca <8 x float>, align 32
+  store ptr %0, ptr %3, align 8
+  store <8 x float> %1, ptr %4, align 32
+  %5 = load <8 x float>, ptr %4, align 32
+  %6 = load ptr, ptr %3, align 8
+  store <8 x float> %5, ptr %6, align 1
+  ret void
+}
+
+define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 noundef %3, i32 noundef %4) #3 {
+  %6 = alloca ptr, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i32, align 4
+  %11 = alloca i32, align 4
+  %12 = alloca i32, align 4
+  %13 = alloca [4 x [4 x <8 x float>]], align 32
+  %14 = alloca i32, align 4
+  %15 = alloca i32, align 4
+  %16 = alloca i64, align 8
+  %17 = alloca ptr, align 8
+  %18 = alloca [4 x <8 x float>], align 32
+  %19 = alloca i32, align 4
+  %20 = alloca i32, align 4
+  %21 = alloca i32, align 4
+  %22 = alloca i32, align 4
+  %23 = alloca i32, align 4
+  store ptr %0, ptr %6, align 8
+  store ptr %1, ptr %7, align 8
+  store ptr %2, ptr %8, align 8
+  store i64 %3, ptr %9, align 8
+  store i32 %4, ptr %10, align 4
+  %24 = load i32, ptr %10, align 4
+  %25 = call i32 @vectors_at_once(i32 noundef %24) #11
+  store i32 %25, ptr %11, align 4
+  store i32 0, ptr %12, align 4
+  br label %26
+
+26:
+  %27 = load i32, ptr %12, align 4
+  %28 = icmp slt i32 %27, 4
+  br i1 %28, label %29, label %173
+
+29:
+  store i32 0, ptr %14, align 4
+  br label %30
+
+30:
+  %31 = load i32, ptr %14, align 4
+  %32 = load i32, ptr %10, align 4
+  %33 = icmp slt i32 %31, %32
+  br i1 %33, label %34, label %53
+
+34:
+  store i32 0, ptr %15, align 4
+  br label %35
+
+35:
+  %36 = load i32, ptr %15, align 4
+  %37 = load i32, ptr %11, align 4
+  %38 = icmp slt i32 %36, %37
+  br i1 %38, label %39, label %49
+
+39:
+  %40 = load i32, ptr %14, align 4
+  %41 = sext i32 %40 to i64
+  %42 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %41
+  %43 = load i32, ptr %15, align 4
+  %44 = sext i32 %43 to i64
+  %45 = getelementptr inbounds [4 x <8 x float>], ptr %42, i64 0, i64 %44
+  store <8 x float> zeroinitializer, ptr %45, align 32
+  br label %46
+
+46:
+  %47 = load i32, ptr %15, align 4
+  %48 = add nsw i32 %47, 1
+  store i32 %48, ptr %15, align 4
+  br label %35, !llvm.loop !67
+
+49:
+  br label %50
+
+50:
+  %51 = load i32, ptr %14, align 4
+  %52 = add nsw i32 %51, 1
+  store i32 %52, ptr %14, align 4
+  br label %30, !llvm.loop !68
+
+53:
+  store i64 0, ptr %16, align 8
+  br label %54
+
+54:
+  %55 = load i64, ptr %16, align 8
+  %56 = load i64, ptr %9, align 8
+  %57 = icmp slt i64 %55, %56
+  br i1 %57, label %58, label %134
+
+58:
+  %59 = load ptr, ptr %8, align 8
+  %60 = load i64, ptr %16, align 8
+  %61 = mul nsw i64 %60, 32
+  %62 = getelementptr inbounds half, ptr %59, i64 %61
+  %63 = load i32, ptr %12, align 4
+  %64 = mul nsw i32 %63, 8
+  %65 = sext i32 %64 to i64
+  %66 = getelementptr inbounds half, ptr %62, i64 %65
+  store ptr %66, ptr %17, align 8
+  store i32 0, ptr %19, align 4
+  br label %67
+
+67:
+  %68 = load i32, ptr %19, align 4
+  %69 = load i32, ptr %11, align 4
+  %70 = icmp slt i32 %68, %69
+  br i1 %70, label %71, label %84
+
+71:
+  %72 = load ptr, ptr %17, align 8
+  %73 = load i32, ptr %19, align 4
+  %74 = mul nsw i32 %73, 8
+  %75 = sext i32 %74 to i64
+  %76 = getelementptr inbounds half, ptr %72, i64 %75
+  %77 = call <8 x float> @read_halves(ptr noundef %76) #11
+  %78 = load i32, ptr %19, align 4
+  %79 = sext i32 %78 to i64
+  %80 = getelementptr inbounds [4 x <8 x float>], ptr %18, i64 0, i64 %79
+  store <8 x float> %77, ptr %80, align 32
+  br label %81
+
+81:
+  %82 = load i32, ptr %19, align 4
+  %83 = add nsw i32 %82, 1
+  store i32 %83, ptr %19, align 4
+  br label %67, !llvm.loop !69
+
+84:
+  store i32 0, ptr %20, align 4
+  br label %85
+
+85:
+  %86 = load i32, ptr %20, align 4
+  %87 = load i32, ptr %10, align 4
+  %88 = icmp slt i32 %86, %87
+  br i1 %88, label %89, label %130
+
+89:
+  store i32 0, ptr %21, align 4
+  br label %90
+
+90:
+  %91 = load i32, ptr %21, align 4
+  %92 = load i32, ptr %11, align 4
+  %93 = icmp slt i32 %91, %92
+  br i1 %93, label %94, label %126
+
+94:
+  %95 = load ptr, ptr %7, align 8
+  %96 = load i32, ptr %20, align 4
+  %97 = sext i32 %96 to i64
+  %98 = getelementptr inbounds ptr, ptr %95, i64 %97
+  %99 = load ptr, ptr %98, align 8
+  %100 = load i64, ptr %16, align 8
+  %101 = getelementptr inbounds float, ptr %99, i64 %100
+  %102 = load float, ptr %101, align 4
+  %103 = insertelement <8 x float> poison, float %102, i64 0
+  %104 = shufflevector <8 x float> %103, <8 x float> poison, <8 x i32> zeroinitializer
+  %105 = load i32, ptr %21, align 4
+  %106 = sext i32 %105 to i64
+  %107 = getelementptr inbounds [4 x <8 x float>], ptr %18, i64 0, i64 %106
+  %108 = load <8 x float>, ptr %107, align 32
+  %109 = load i32, ptr %20, align 4
+  %110 = sext i32 %109 to i64
+  %111 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %110
+  %112 = load i32, ptr %21, align 4
+  %113 = sext i32 %112 to i64
+  %114 = getelementptr inbounds [4 x <8 x float>], ptr %111, i64 0, i64 %113
+  %115 = load <8 x float>, ptr %114, align 32
+  %116 = call <8 x float> @fused(<8 x float> noundef %104, <8 x float> noundef %108, <8 x float> noundef %115) #11
+  %117 = load i32, ptr %20, align 4
+  %118 = sext i32 %117 to i64
+  %119 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %118
+  %120 = load i32, ptr %21, align 4
+  %121 = sext i32 %120 to i64
+  %122 = getelementptr inbounds [4 x <8 x float>], ptr %119, i64 0, i64 %121
+  store <8 x float> %116, ptr %122, align 32
+  br label %123
+
+123:
+  %124 = load i32, ptr %21, align 4
+  %125 = add nsw i32 %124, 1
+  store i32 %125, ptr %21, align 4
+  br label %90, !llvm.loop !70
+
+126:
+  br label %127
+
+127:
+  %128 = load i32, ptr %20, align 4
+  %129 = add nsw i32 %128, 1
+  store i32 %129, ptr %20, align 4
+  br label %85, !llvm.loop !71
+
+130:
+  br label %131
+
+131:
+  %132 = load i64, ptr %16, align 8
+  %133 = add nsw i64 %132, 1
+  store i64 %133, ptr %16, align 8
+  br label %54, !llvm.loop !72
+
+134:
+  store i32 0, ptr %22, align 4
+  br label %135
+
+135:
+  %136 = load i32, ptr %22, align 4
+  %137 = load i32, ptr %10, align 4
+  %138 = icmp slt i32 %136, %137
+  br i1 %138, label %139, label %168
+
+139:
+  store i32 0, ptr %23, align 4
+  br label %140
+
+140:
+  %141 = load i32, ptr %23, align 4
+  %142 = load i32, ptr %11, align 4
+  %143 = icmp slt i32 %141, %142
+  br i1 %143, label %144, label %164
+
+144:
+  %145 = load i32, ptr %22, align 4
+  %146 = sext i32 %145 to i64
+  %147 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %146
+  %148 = load i32, ptr %23, align 4
+  %149 = sext i32 %148 to i64
+  %150 = getelementptr inbounds [4 x <8 x float>], ptr %147, i64 0, i64 %149
+  %151 = load <8 x float>, ptr %150, align 32
+  %152 = load ptr, ptr %6, align 8
+  %153 = load i32, ptr %22, align 4
+  %154 = sext i32 %153 to i64
+  %155 = getelementptr inbounds [4 x <8 x float>], ptr %152, i64 %154
+  %156 = load i32, ptr %12, align 4
+  %157 = load i32, ptr %23, align 4
+  %158 = add nsw i32 %156, %157
+  %159 = sext i32 %158 to i64
+  %160 = getelementptr inbounds [4 x <8 x float>], ptr %155, i64 0, i64 %159
+  store <8 x float> %151, ptr %160, align 32
+  br label %161
+
+161:
+  %162 = load i32, ptr %23, align 4
+  %163 = add nsw i32 %162, 1
+  store i32 %163, ptr %23, align 4
+  br label %140, !llvm.loop !73
+
+164:
+  br label %165
+
+165:
+  %166 = load i32, ptr %22, align 4
+  %167 = add nsw i32 %166, 1
+  store i32 %167, ptr %22, align 4
+  br label %135, !llvm.loop !74
+
+168:
+  br label %169
+
+169:
+  %170 = load i32, ptr %11, align 4
+  %171 = load i32, ptr %12, align 4
+  %172 = add nsw i32 %171, %170
+  store i32 %172, ptr %12, align 4
+  br label %26, !llvm.loop !75
+
+173:
+  ret void
+}
+
+define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, float noundef %2, i64 noundef %3, i64 noundef %4) #3 {
+  %6 = alloca ptr, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca float, align 4
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca [4 x <8 x float>], align 32
+  %12 = alloca <8 x float>, align 32
+  %13 = alloca [4 x <8 x i32>], align 32
+  %14 = alloca i32, align 4
+  %15 = alloca <8 x i32>, align 32
+  %16 = alloca <8 x i32>, align 32
+  %17 = alloca i32, align 4
+  %18 = alloca float, align 4
+  %19 = alloca float, align 4
+  %20 = alloca <8 x float>, align 32
+  %21 = alloca i32, align 4
+  %22 = alloca <8 x float>, align 32
+  store ptr %0, ptr %6, align 8
+  store ptr %1, ptr %7, align 8
+  store float %2, ptr %8, align 4
+  store i64 %3, ptr %9, align 8
+  store i64 %4, ptr %10, align 8
+  store i32 0, ptr %14, align 4
+  br label %23
+
+23:
+  %24 = load i32, ptr %14, align 4
+  %25 = icmp slt i32 %24, 4
+  br i1 %25, label %26, label %72
+
+26:
+  store <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>, ptr %16, align 32
+  %27 = load <8 x i32>, ptr %16, align 32
+  %28 = load i32, ptr %14, align 4
+  %29 = mul nsw i32 %28, 8
+  %30 = insertelement <8 x i32> poison, i32 %29, i64 0
+  %31 = shufflevector <8 x i32> %30, <8 x i32> poison, <8 x i32> zeroinitializer
+  %32 = add <8 x i32> %27, %31
+  store <8 x i32> %32, ptr %15, align 32
+  %33 = load <8 x i32>, ptr %15, align 32
+  %34 = load i64, ptr %9, align 8
+  %35 = trunc i64 %34 to i32
+  %36 = insertelement <8 x i32> poison, i32 %35, i64 0
+  %37 = shufflevector <8 x i32> %36, <8 x i32> poison, <8 x i32> zeroinitializer
+  %38 = icmp sge <8 x i32> %33, %37
+  %39 = sext <8 x i1> %38 to <8 x i32>
+  %40 = load <8 x i32>, ptr %15, align 32
+  %41 = load i64, ptr %10, align 8
+  %42 = trunc i64 %41 to i32
+  %43 = insertelement <8 x i32> poison, i32 %42, i64 0
+  %44 = shufflevector <8 x i32> %43, <8 x i32> poison, <8 x i32> zeroinitializer
+  %45 = icmp sle <8 x i32> %40, %44
+  %46 = sext <8 x i1> %45 to <8 x i32>
+  %47 = and <8 x i32> %39, %46
+  %48 = load i32, ptr %14, align 4
+  %49 = sext i32 %48 to i64
+  %50 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %49
+  store <8 x i32> %47, ptr %50, align 32
+  %51 = load i32, ptr %14, align 4
+  %52 = sext i32 %51 to i64
+  %53 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %52
+  %54 = load <8 x i32>, ptr %53, align 32
+  %55 = load ptr, ptr %7, align 8
+  %56 = load i32, ptr %14, align 4
+  %57 = sext i32 %56 to i64
+  %58 = getelementptr inbounds <8 x float>, ptr %55, i64 %57
+  %59 = load <8 x float>, ptr %58, align 32
+  %60 = load float, ptr %8, align 4
+  %61 = insertelement <8 x float> poison, float %60, i64 0
+  %62 = shufflevector <8 x float> %61, <8 x float> poison, <8 x i32> zeroinitializer
+  %63 = fmul <8 x float> %59, %62
+  %64 = icmp slt <8 x i32> %54, zeroinitializer
+  %65 = select <8 x i1> %64, <8 x float> %63, <8 x float> splat (float 0xFFF0000000000000)
+  %66 = load i32, ptr %14, align 4
+  %67 = sext i32 %66 to i64
+  %68 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %67
+  store <8 x float> %65, ptr %68, align 32
+  br label %69
+
+69:
+  %70 = load i32, ptr %14, align 4
+  %71 = add nsw i32 %70, 1
+  store i32 %71, ptr %14, align 4
+  br label %23, !llvm.loop !76
+
+72:
+  %73 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 0
+  %74 = load <8 x float>, ptr %73, align 32
+  store <8 x float> %74, ptr %12, align 32
+  store i32 1, ptr %17, align 4
+  br label %75
+
+75:
+  %76 = load i32, ptr %17, align 4
+  %77 = icmp slt i32 %76, 4
+  br i1 %77, label %78, label %96
+
+78:
+  %79 = load i32, ptr %17, align 4
+  %80 = sext i32 %79 to i64
+  %81 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %80
+  %82 = load <8 x float>, ptr %81, align 32
+  %83 = load <8 x float>, ptr %12, align 32
+  %84 = fcmp ogt <8 x float> %82, %83
+  %85 = sext <8 x i1> %84 to <8 x i32>
+  %86 = load i32, ptr %17, align 4
+  %87 = sext i32 %86 to i64
+  %88 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %87
+  %89 = load <8 x float>, ptr %88, align 32
+  %90 = load <8 x float>, ptr %12, align 32
+  %91 = icmp slt <8 x i32> %85, zeroinitializer
+  %92 = select <8 x i1> %91, <8 x float> %89, <8 x float> %90
+  store <8 x float> %92, ptr %12, align 32
+  br label %93
+
+93:
+  %94 = load i32, ptr %17, align 4
+  %95 = add nsw i32 %94, 1
+  store i32 %95, ptr %17, align 4
+  br label %75, !llvm.loop !77
+
+96:
+  %97 = load ptr, ptr %6, align 8
+  %98 = getelementptr inbounds nuw %struct.sums, ptr %97, i32 0, i32 0
+  %99 = load float, ptr %98, align 32
+  store float %99, ptr %18, align 4
+  %100 = load <8 x float>, ptr %12, align 32
+  %101 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %100)
+  store float %101, ptr %19, align 4
+  %102 = load float, ptr %19, align 4
+  %103 = load float, ptr %18, align 4
+  %104 = fcmp ogt float %102, %103
+  br i1 %104, label %105, label %107
+
+105:
+  %106 = load float, ptr %19, align 4
+  br label %109
+
+107:
+  %108 = load float, ptr %18, align 4
+  br label %109
+
+109:
+  %110 = phi float [ %106, %105 ], [ %108, %107 ]
+  %111 = load ptr, ptr %6, align 8
+  %112 = getelementptr inbounds nuw %struct.sums, ptr %111, i32 0, i32 0
+  store float %110, ptr %112, align 32
+  %113 = load float, ptr %18, align 4
+  %114 = load ptr, ptr %6, align 8
+  %115 = getelementptr inbounds nuw %struct.sums, ptr %114, i32 0, i32 0
+  %116 = load float, ptr %115, align 32
+  %117 = fsub float %113, %116
+  %118 = insertelement <8 x float> poison, float %117, i64 0
+  %119 = shufflevector <8 x float> %118, <8 x float> poison, <8 x i32> zeroinitializer
+  %120 = call <8 x float> @exponential(<8 x float> noundef %119) #11
+  store <8 x float> %120, ptr %20, align 32
+  %121 = load <8 x float>, ptr %20, align 32
+  %122 = load ptr, ptr %6, align 8
+  %123 = getelementptr inbounds nuw %struct.sums, ptr %122, i32 0, i32 1
+  %124 = load <8 x float>, ptr %123, align 32
+  %125 = fmul <8 x float> %124, %121
+  store <8 x float> %125, ptr %123, align 32
+  store i32 0, ptr %21, align 4
+  br label %126
+
+126:
+  %127 = load i32, ptr %21, align 4
+  %128 = icmp slt i32 %127, 4
+  br i1 %128, label %129, label %164
+
+129:
+  %130 = load i32, ptr %21, align 4
+  %131 = sext i32 %130 to i64
+  %132 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %131
+  %133 = load <8 x float>, ptr %132, align 32
+  %134 = load ptr, ptr %6, align 8
+  %135 = getelementptr inbounds nuw %struct.sums, ptr %134, i32 0, i32 0
+  %136 = load float, ptr %135, align 32
+  %137 = insertelement <8 x float> poison, float %136, i64 0
+  %138 = shufflevector <8 x float> %137, <8 x float> poison, <8 x i32> zeroinitializer
+  %139 = fsub <8 x float> %133, %138
+  %140 = call <8 x float> @exponential(<8 x float> noundef %139) #11
+  store <8 x float> %140, ptr %22, align 32
+  %141 = load i32, ptr %21, align 4
+  %142 = sext i32 %141 to i64
+  %143 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %142
+  %144 = load <8 x i32>, ptr %143, align 32
+  %145 = load <8 x float>, ptr %22, align 32
+  %146 = icmp slt <8 x i32> %144, zeroinitializer
+  %147 = select <8 x i1> %146, <8 x float> %145, <8 x float> zeroinitializer
+  store <8 x float> %147, ptr %22, align 32
+  %148 = load ptr, ptr %6, align 8
+  %149 = getelementptr inbounds nuw %struct.sums, ptr %148, i32 0, i32 2
+  %150 = getelementptr inbounds [32 x float], ptr %149, i64 0, i64 0
+  %151 = load i32, ptr %21, align 4
+  %152 = mul nsw i32 %151, 8
+  %153 = sext i32 %152 to i64
+  %154 = getelementptr inbounds float, ptr %150, i64 %153
+  %155 = load <8 x float>, ptr %22, align 32
+  call void @write(ptr noundef %154, <8 x float> noundef %155) #11
+  %156 = load <8 x float>, ptr %22, align 32
+  %157 = load ptr, ptr %6, align 8
+  %158 = getelementptr inbounds nuw %struct.sums, ptr %157, i32 0, i32 1
+  %159 = load <8 x float>, ptr %158, align 32
+  %160 = fadd <8 x float> %159, %156
+  store <8 x float> %160, ptr %158, align 32
+  br label %161
+
+161:
+  %162 = load i32, ptr %21, align 4
+  %163 = add nsw i32 %162, 1
+  store i32 %163, ptr %21, align 4
+  br label %126, !llvm.loop !78
+
+164:
+  %165 = load <8 x float>, ptr %20, align 32
+  ret <8 x float> %165
+}
+
+define internal i32 @vectors_at_once(i32 noundef %0) #1 {
+  %2 = alloca i32, align 4
+  store i32 %0, ptr %2, align 4
+  %3 = load i32, ptr %2, align 4
+  %4 = icmp sle i32 %3, 2
+  %5 = zext i1 %4 to i64
+  %6 = select i1 %4, i32 4, i32 2
+  ret i32 %6
+}
+
+define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i64 noundef %5, i64 noundef %6, i64 noundef %7, i32 noundef %8, i32 noundef %9) #3 {
+  %11 = alloca ptr, align 8
+  %12 = alloca ptr, align 8
+  %13 = alloca ptr, align 8
+  %14 = alloca ptr, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca i32, align 4
+  %20 = alloca i32, align 4
+  %21 = alloca [4 x [4 x <8 x float>]], align 32
+  %22 = alloca i32, align 4
+  %23 = alloca i32, align 4
+  %24 = alloca i64, align 8
+  %25 = alloca ptr, align 8
+  %26 = alloca [4 x <8 x float>], align 32
+  %27 = alloca i32, align 4
+  %28 = alloca i32, align 4
+  %29 = alloca i32, align 4
+  %30 = alloca i32, align 4
+  %31 = alloca i32, align 4
+  store ptr %0, ptr %11, align 8
+  store ptr %1, ptr %12, align 8
+  store ptr %2, ptr %13, align 8
+  store ptr %3, ptr %14, align 8
+  store i64 %4, ptr %15, align 8
+  store i64 %5, ptr %16, align 8
+  store i64 %6, ptr %17, align 8
+  store i64 %7, ptr %18, align 8
+  store i32 %8, ptr %19, align 4
+  store i32 %9, ptr %20, align 4
+  store i32 0, ptr %22, align 4
+  br label %32
+
+32:
+  %33 = load i32, ptr %22, align 4
+  %34 = load i32, ptr %19, align 4
+  %35 = icmp slt i32 %33, %34
+  br i1 %35, label %36, label %73
+
+36:
+  store i32 0, ptr %23, align 4
+  br label %37
+
+37:
+  %38 = load i32, ptr %23, align 4
+  %39 = load i32, ptr %20, align 4
+  %40 = icmp slt i32 %38, %39
+  br i1 %40, label %41, label %69
+
+41:
+  %42 = load ptr, ptr %11, align 8
+  %43 = load i32, ptr %22, align 4
+  %44 = sext i32 %43 to i64
+  %45 = getelementptr inbounds ptr, ptr %42, i64 %44
+  %46 = load ptr, ptr %45, align 8
+  %47 = load i64, ptr %16, align 8
+  %48 = getelementptr inbounds float, ptr %46, i64 %47
+  %49 = load i32, ptr %23, align 4
+  %50 = mul nsw i32 %49, 8
+  %51 = sext i32 %50 to i64
+  %52 = getelementptr inbounds float, ptr %48, i64 %51
+  %53 = call <8 x float> @read(ptr noundef %52) #11
+  %54 = load ptr, ptr %13, align 8
+  %55 = load i32, ptr %22, align 4
+  %56 = sext i32 %55 to i64
+  %57 = getelementptr inbounds <8 x float>, ptr %54, i64 %56
+  %58 = load <8 x float>, ptr %57, align 32
+  %59 = fmul <8 x float> %53, %58
+  %60 = load i32, ptr %22, align 4
+  %61 = sext i32 %60 to i64
+  %62 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %61
+  %63 = load i32, ptr %23, align 4
+  %64 = sext i32 %63 to i64
+  %65 = getelementptr inbounds [4 x <8 x float>], ptr %62, i64 0, i64 %64
+  store <8 x float> %59, ptr %65, align 32
+  br label %66
+
+66:
+  %67 = load i32, ptr %23, align 4
+  %68 = add nsw i32 %67, 1
+  store i32 %68, ptr %23, align 4
+  br label %37, !llvm.loop !79
+
+69:
+  br label %70
+
+70:
+  %71 = load i32, ptr %22, align 4
+  %72 = add nsw i32 %71, 1
+  store i32 %72, ptr %22, align 4
+  br label %32, !llvm.loop !80
+
+73:
+  %74 = load i64, ptr %17, align 8
+  store i64 %74, ptr %24, align 8
+  br label %75
+
+75:
+  %76 = load i64, ptr %24, align 8
+  %77 = load i64, ptr %18, align 8
+  %78 = icmp slt i64 %76, %77
+  br i1 %78, label %79, label %154
+
+79:
+  %80 = load ptr, ptr %14, align 8
+  %81 = load i64, ptr %24, align 8
+  %82 = load i64, ptr %15, align 8
+  %83 = mul nsw i64 %81, %82
+  %84 = getelementptr inbounds half, ptr %80, i64 %83
+  %85 = load i64, ptr %16, align 8
+  %86 = getelementptr inbounds half, ptr %84, i64 %85
+  store ptr %86, ptr %25, align 8
+  store i32 0, ptr %27, align 4
+  br label %87
+
+87:
+  %88 = load i32, ptr %27, align 4
+  %89 = load i32, ptr %20, align 4
+  %90 = icmp slt i32 %88, %89
+  br i1 %90, label %91, label %104
+
+91:
+  %92 = load ptr, ptr %25, align 8
+  %93 = load i32, ptr %27, align 4
+  %94 = mul nsw i32 %93, 8
+  %95 = sext i32 %94 to i64
+  %96 = getelementptr inbounds half, ptr %92, i64 %95
+  %97 = call <8 x float> @read_halves(ptr noundef %96) #11
+  %98 = load i32, ptr %27, align 4
+  %99 = sext i32 %98 to i64
+  %100 = getelementptr inbounds [4 x <8 x float>], ptr %26, i64 0, i64 %99
+  store <8 x float> %97, ptr %100, align 32
+  br label %101
+
+101:
+  %102 = load i32, ptr %27, align 4
+  %103 = add nsw i32 %102, 1
+  store i32 %103, ptr %27, align 4
+  br label %87, !llvm.loop !81
+
+104:
+  store i32 0, ptr %28, align 4
+  br label %105
+
+105:
+  %106 = load i32, ptr %28, align 4
+  %107 = load i32, ptr %19, align 4
+  %108 = icmp slt i32 %106, %107
+  br i1 %108, label %109, label %150
+
+109:
+  store i32 0, ptr %29, align 4
+  br label %110
+
+110:
+  %111 = load i32, ptr %29, align 4
+  %112 = load i32, ptr %20, align 4
+  %113 = icmp slt i32 %111, %112
+  br i1 %113, label %114, label %146
+
+114:
+  %115 = load ptr, ptr %12, align 8
+  %116 = load i32, ptr %28, align 4
+  %117 = sext i32 %116 to i64
+  %118 = getelementptr inbounds %struct.sums, ptr %115, i64 %117
+  %119 = getelementptr inbounds nuw %struct.sums, ptr %118, i32 0, i32 2
+  %120 = load i64, ptr %24, align 8
+  %121 = getelementptr inbounds [32 x float], ptr %119, i64 0, i64 %120
+  %122 = load float, ptr %121, align 4
+  %123 = insertelement <8 x float> poison, float %122, i64 0
+  %124 = shufflevector <8 x float> %123, <8 x float> poison, <8 x i32> zeroinitializer
+  %125 = load i32, ptr %29, align 4
+  %126 = sext i32 %125 to i64
+  %127 = getelementptr inbounds [4 x <8 x float>], ptr %26, i64 0, i64 %126
+  %128 = load <8 x float>, ptr %127, align 32
+  %129 = load i32, ptr %28, align 4
+  %130 = sext i32 %129 to i64
+  %131 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %130
+  %132 = load i32, ptr %29, align 4
+  %133 = sext i32 %132 to i64
+  %134 = getelementptr inbounds [4 x <8 x float>], ptr %131, i64 0, i64 %133
+  %135 = load <8 x float>, ptr %134, align 32
+  %136 = call <8 x float> @fused(<8 x float> noundef %124, <8 x float> noundef %128, <8 x float> noundef %135) #11
+  %137 = load i32, ptr %28, align 4
+  %138 = sext i32 %137 to i64
+  %139 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %138
+  %140 = load i32, ptr %29, align 4
+  %141 = sext i32 %140 to i64
+  %142 = getelementptr inbounds [4 x <8 x float>], ptr %139, i64 0, i64 %141
+  store <8 x float> %136, ptr %142, align 32
+  br label %143
+
+143:
+  %144 = load i32, ptr %29, align 4
+  %145 = add nsw i32 %144, 1
+  store i32 %145, ptr %29, align 4
+  br label %110, !llvm.loop !82
+
+146:
+  br label %147
+
+147:
+  %148 = load i32, ptr %28, align 4
+  %149 = add nsw i32 %148, 1
+  store i32 %149, ptr %28, align 4
+  br label %105, !llvm.loop !83
+
+150:
+  br label %151
+
+151:
+  %152 = load i64, ptr %24, align 8
+  %153 = add nsw i64 %152, 1
+  store i64 %153, ptr %24, align 8
+  br label %75, !llvm.loop !84
+
+154:
+  store i32 0, ptr %30, align 4
+  br label %155
+
+155:
+  %156 = load i32, ptr %30, align 4
+  %157 = load i32, ptr %19, align 4
+  %158 = icmp slt i32 %156, %157
+  br i1 %158, label %159, label %190
+
+159:
+  store i32 0, ptr %31, align 4
+  br label %160
+
+160:
+  %161 = load i32, ptr %31, align 4
+  %162 = load i32, ptr %20, align 4
+  %163 = icmp slt i32 %161, %162
+  br i1 %163, label %164, label %186
+
+164:
+  %165 = load ptr, ptr %11, align 8
+  %166 = load i32, ptr %30, align 4
+  %167 = sext i32 %166 to i64
+  %168 = getelementptr inbounds ptr, ptr %165, i64 %167
+  %169 = load ptr, ptr %168, align 8
+  %170 = load i64, ptr %16, align 8
+  %171 = getelementptr inbounds float, ptr %169, i64 %170
+  %172 = load i32, ptr %31, align 4
+  %173 = mul nsw i32 %172, 8
+  %174 = sext i32 %173 to i64
+  %175 = getelementptr inbounds float, ptr %171, i64 %174
+  %176 = load i32, ptr %30, align 4
+  %177 = sext i32 %176 to i64
+  %178 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %177
+  %179 = load i32, ptr %31, align 4
+  %180 = sext i32 %179 to i64
+  %181 = getelementptr inbounds [4 x <8 x float>], ptr %178, i64 0, i64 %180
+  %182 = load <8 x float>, ptr %181, align 32
+  call void @write(ptr noundef %175, <8 x float> noundef %182) #11
+  br label %183
+
+183:
+  %184 = load i32, ptr %31, align 4
+  %185 = add nsw i32 %184, 1
+  store i32 %185, ptr %31, align 4
+  br label %160, !llvm.loop !85
+
+186:
+  br label %187
+
+187:
+  %188 = load i32, ptr %30, align 4
+  %189 = add nsw i32 %188, 1
+  store i32 %189, ptr %30, align 4
+  br label %155, !llvm.loop !86
+
+190:
+  ret void
+}
+
+define internal float @sum(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  %3 = alloca float, align 4
+  %4 = alloca i32, align 4
+  store <8 x float> %0, ptr %2, align 32
+  store float 0.000000e+00, ptr %3, align 4
+  store i32 0, ptr %4, align 4
+  br label %5
+
+5:
+  %6 = load i32, ptr %4, align 4
+  %7 = icmp slt i32 %6, 8
+  br i1 %7, label %8, label %17
+
+8:
+  %9 = load <8 x float>, ptr %2, align 32
+  %10 = load i32, ptr %4, align 4
+  %11 = extractelement <8 x float> %9, i32 %10
+  %12 = load float, ptr %3, align 4
+  %13 = fadd float %12, %11
+  store float %13, ptr %3, align 4
+  br label %14
+
+14:
+  %15 = load i32, ptr %4, align 4
+  %16 = add nsw i32 %15, 1
+  store i32 %16, ptr %4, align 4
+  br label %5, !llvm.loop !87
+
+17:
+  %18 = load float, ptr %3, align 4
+  ret float %18
+}
+
+define internal <8 x float> @read(ptr noundef %0) #3 {
+  %2 = alloca ptr, align 8
+  store ptr %0, ptr %2, align 8
+  %3 = load ptr, ptr %2, align 8
+  %4 = load <8 x float>, ptr %3, align 1
+  ret <8 x float> %4
+}
+
+define internal <8 x float> @read_halves(ptr noundef %0) #3 {
+  %2 = alloca ptr, align 8
+  store ptr %0, ptr %2, align 8
+  %3 = load ptr, ptr %2, align 8
+  %4 = load <8 x half>, ptr %3, align 1
+  %5 = fpext <8 x half> %4 to <8 x float>
+  ret <8 x float> %5
+}
+
+define internal <8 x float> @fused(<8 x float> noundef %0, <8 x float> noundef %1, <8 x float> noundef %2) #3 {
+  %4 = alloca <8 x float>, align 32
+  %5 = alloca <8 x float>, align 32
+  %6 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %4, align 32
+  store <8 x float> %1, ptr %5, align 32
+  store <8 x float> %2, ptr %6, align 32
+  %7 = load <8 x float>, ptr %4, align 32
+  %8 = load <8 x float>, ptr %5, align 32
+  %9 = load <8 x float>, ptr %6, align 32
+  %10 = call <8 x float> @llvm.fma.v8f32(<8 x float> %7, <8 x float> %8, <8 x float> %9)
+  ret <8 x float> %10
+}
+
+declare float @llvm.vector.reduce.fmax.v8f32(<8 x float>) #8
+
+define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  %3 = alloca float, align 4
+  %4 = alloca float, align 4
+  %5 = alloca <8 x float>, align 32
+  %6 = alloca <8 x float>, align 32
+  %7 = alloca <8 x float>, align 32
+  %8 = alloca i32, align 4
+  store <8 x float> %0, ptr %2, align 32
+  store float 0x3FE6300000000000, ptr %3, align 4
+  store float 0xBF2BD01060000000, ptr %4, align 4
+  %9 = load <8 x float>, ptr %2, align 32
+  %10 = fcmp ogt <8 x float> %9, splat (float -8.700000e+01)
+  %11 = sext <8 x i1> %10 to <8 x i32>
+  %12 = load <8 x float>, ptr %2, align 32
+  %13 = icmp slt <8 x i32> %11, zeroinitializer
+  %14 = select <8 x i1> %13, <8 x float> %12, <8 x float> splat (float -8.700000e+01)
+  store <8 x float> %14, ptr %2, align 32
+  %15 = load <8 x float>, ptr %2, align 32
+  %16 = fcmp olt <8 x float> %15, splat (float 8.800000e+01)
+  %17 = sext <8 x i1> %16 to <8 x i32>
+  %18 = load <8 x float>, ptr %2, align 32
+  %19 = icmp slt <8 x i32> %17, zeroinitializer
+  %20 = select <8 x i1> %19, <8 x float> %18, <8 x float> splat (float 8.800000e+01)
+  store <8 x float> %20, ptr %2, align 32
+  %21 = load <8 x float>, ptr %2, align 32
+  %22 = fmul <8 x float> %21, splat (float 0x3FF7154760000000)
+  %23 = call <8 x float> @llvm.rint.v8f32(<8 x float> %22)
+  store <8 x float> %23, ptr %5, align 32
+  %24 = load <8 x float>, ptr %5, align 32
+  %25 = load <8 x float>, ptr %5, align 32
+  %26 = load <8 x float>, ptr %2, align 32
+  %27 = call <8 x float> @fused(<8 x float> noundef %25, <8 x float> noundef splat (float 0xBFE6300000000000), <8 x float> noundef %26) #11
+  %28 = call <8 x float> @fused(<8 x float> noundef %24, <8 x float> noundef splat (float 0x3F2BD01060000000), <8 x float> noundef %27) #11
+  store <8 x float> %28, ptr %6, align 32
+  store <8 x float> splat (float 0x3F56C16C20000000), ptr %7, align 32
+  store i32 0, ptr %8, align 4
+  br label %29
+
+29:
+  %30 = load i32, ptr %8, align 4
+  %31 = icmp slt i32 %30, 6
+  br i1 %31, label %32, label %45
+
+32:
+  %33 = load <8 x float>, ptr %7, align 32
+  %34 = load <8 x float>, ptr %6, align 32
+  %35 = load i32, ptr %8, align 4
+  %36 = sext i32 %35 to i64
+  %37 = getelementptr inbounds [6 x float], ptr @exponential.series, i64 0, i64 %36
+  %38 = load float, ptr %37, align 4
+  %39 = insertelement <8 x float> poison, float %38, i64 0
+  %40 = shufflevector <8 x float> %39, <8 x float> poison, <8 x i32> zeroinitializer
+  %41 = call <8 x float> @fused(<8 x float> noundef %33, <8 x float> noundef %34, <8 x float> noundef %40) #11
+  store <8 x float> %41, ptr %7, align 32
+  br label %42
+
+42:
+  %43 = load i32, ptr %8, align 4
+  %44 = add nsw i32 %43, 1
+  store i32 %44, ptr %8, align 4
+  br label %29, !llvm.loop !88
+
+45:
+  %46 = load <8 x float>, ptr %7, align 32
+  %47 = load <8 x float>, ptr %5, align 32
+  %48 = fptosi <8 x float> %47 to <8 x i32>
+  %49 = add <8 x i32> %48, splat (i32 127)
+  %50 = shl <8 x i32> %49, splat (i32 23)
+  %51 = bitcast <8 x i32> %50 to <8 x float>
+  %52 = fmul <8 x float> %46, %51
+  ret <8 x float> %52
+}
+
+declare <8 x float> @llvm.rint.v8f32(<8 x float>) #6
+
+define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %2, i32 noundef %3) #3 {
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i32, align 4
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca <8 x float>, align 32
+  %14 = alloca i64, align 8
+  %15 = alloca <8 x float>, align 32
+  %16 = alloca float, align 4
+  %17 = alloca float, align 4
+  %18 = alloca <8 x i32>, align 32
+  %19 = alloca i64, align 8
+  %20 = alloca <8 x float>, align 32
+  %21 = alloca <8 x i32>, align 32
+  %22 = alloca <8 x i32>, align 32
+  %23 = alloca <8 x i32>, align 32
+  store ptr %0, ptr %5, align 8
+  store i64 %1, ptr %6, align 8
+  store i64 %2, ptr %7, align 8
+  store i32 %3, ptr %8, align 4
+  %24 = load ptr, ptr %5, align 8
+  %25 = getelementptr inbounds nuw %struct.anon.1, ptr %24, i32 0, i32 4
+  %26 = load i64, ptr %25, align 8
+  store i64 %26, ptr %9, align 8
+  %27 = load i64, ptr %6, align 8
+  store i64 %27, ptr %10, align 8
+  br label %28
+
+28:
+  %29 = load i64, ptr %10, align 8
+  %30 = load i64, ptr %7, align 8
+  %31 = icmp slt i64 %29, %30
+  br i1 %31, label %32, label %150
+
+32:
+  %33 = load i64, ptr %10, align 8
+  %34 = load i64, ptr %9, align 8
+  %35 = mul nsw i64 %33, %34
+  store i64 %35, ptr %11, align 8
+  %36 = load i64, ptr %11, align 8
+  %37 = load i64, ptr %9, align 8
+  %38 = add nsw i64 %36, %37
+  store i64 %38, ptr %12, align 8
+  store <8 x float> zeroinitializer, ptr %13, align 32
+  %39 = load i64, ptr %11, align 8
+  store i64 %39, ptr %14, align 8
+  br label %40
+
+40:
+  %41 = load i64, ptr %14, align 8
+  %42 = load i64, ptr %12, align 8
+  %43 = icmp slt i64 %41, %42
+  br i1 %43, label %44, label %63
+
+44:
+  %45 = load ptr, ptr %5, align 8
+  %46 = getelementptr inbounds nuw %struct.anon.1, ptr %45, i32 0, i32 0
+  %47 = load ptr, ptr %46, align 8
+  %48 = load i64, ptr %14, align 8
+  %49 = getelementptr inbounds float, ptr %47, i64 %48
+  %50 = call <8 x float> @read(ptr noundef %49) #11
+  %51 = call <8 x float> @llvm.fabs.v8f32(<8 x float> %50)
+  store <8 x float> %51, ptr %15, align 32
+  %52 = load <8 x float>, ptr %15, align 32
+  %53 = load <8 x float>, ptr %13, align 32
+  %54 = fcmp ogt <8 x float> %52, %53
+  %55 = sext <8 x i1> %54 to <8 x i32>
+  %56 = load <8 x float>, ptr %15, align 32
+  %57 = load <8 x float>, ptr %13, align 32
+  %58 = icmp slt <8 x i32> %55, zeroinitializer
+  %59 = select <8 x i1> %58, <8 x float> %56, <8 x float> %57
+  store <8 x float> %59, ptr %13, align 32
+  br label %60
+
+60:
+  %61 = load i64, ptr %14, align 8
+  %62 = add nsw i64 %61, 8
+  store i64 %62, ptr %14, align 8
+  br label %40, !llvm.loop !89
+
+63:
+  %64 = load <8 x float>, ptr %13, align 32
+  %65 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %64)
+  store float %65, ptr %16, align 4
+  %66 = load float, ptr %16, align 4
+  %67 = fcmp ogt float %66, 0.000000e+00
+  br i1 %67, label %68, label %71
+
+68:
+  %69 = load float, ptr %16, align 4
+  %70 = fdiv float 1.270000e+02, %69
+  br label %72
+
+71:
+  br label %72
+
+72:
+  %73 = phi float [ %70, %68 ], [ 0.000000e+00, %71 ]
+  store float %73, ptr %17, align 4
+  store <8 x i32> zeroinitializer, ptr %18, align 32
+  %74 = load i64, ptr %11, align 8
+  store i64 %74, ptr %19, align 8
+  br label %75
+
+75:
+  %76 = load i64, ptr %19, align 8
+  %77 = load i64, ptr %12, align 8
+  %78 = icmp slt i64 %76, %77
+  br i1 %78, label %79, label %131
+
+79:
+  %80 = load ptr, ptr %5, align 8
+  %81 = getelementptr inbounds nuw %struct.anon.1, ptr %80, i32 0, i32 0
+  %82 = load ptr, ptr %81, align 8
+  %83 = load i64, ptr %19, align 8
+  %84 = getelementptr inbounds float, ptr %82, i64 %83
+  %85 = call <8 x float> @read(ptr noundef %84) #11
+  %86 = load float, ptr %17, align 4
+  %87 = insertelement <8 x float> poison, float %86, i64 0
+  %88 = shufflevector <8 x float> %87, <8 x float> poison, <8 x i32> zeroinitializer
+  %89 = fmul <8 x float> %85, %88
+  store <8 x float> %89, ptr %20, align 32
+  %90 = load <8 x float>, ptr %20, align 32
+  %91 = call <8 x float> @llvm.rint.v8f32(<8 x float> %90)
+  %92 = fptosi <8 x float> %91 to <8 x i32>
+  store <8 x i32> %92, ptr %21, align 32
+  %93 = load <8 x i32>, ptr %21, align 32
+  %94 = load <8 x i32>, ptr %18, align 32
+  %95 = add <8 x i32> %94, %93
+  store <8 x i32> %95, ptr %18, align 32
+  %96 = load i32, ptr %8, align 4
+  %97 = call i64 @activation_bytes(i32 noundef %96) #11
+  %98 = icmp eq i64 %97, 2
+  br i1 %98, label %99, label %111
+
+99:
+  %100 = load <8 x i32>, ptr %21, align 32
+  %101 = load <8 x i32>, ptr %21, align 32
+  %102 = shufflevector <8 x i32> %100, <8 x i32> %101, <8 x i32> <i32 0, i32 2, i32 1, i32 3, i32 4, i32 6, i32 5, i32 7>
+  store <8 x i32> %102, ptr %22, align 32
+  %103 = load <8 x i32>, ptr %22, align 32
+  %104 = trunc <8 x i32> %103 to <8 x i16>
+  %105 = load ptr, ptr %5, align 8
+  %106 = getelementptr inbounds nuw %struct.anon.1, ptr %105, i32 0, i32 1
+  %107 = load ptr, ptr %106, align 8
+  %108 = load i64, ptr %19, align 8
+  %109 = mul nsw i64 2, %108
+  %110 = getelementptr inbounds i8, ptr %107, i64 %109
+  store <8 x i16> %104, ptr %110, align 1
+  br label %127
+
+111:
+  %112 = load <8 x i32>, ptr %21, align 32
+  store <8 x i32> %112, ptr %23, align 32
+  %113 = load i32, ptr %8, align 4
+  %114 = icmp eq i32 %113, 4
+  br i1 %114, label %115, label %119
+
+115:
+  %116 = load <8 x i32>, ptr %21, align 32
+  %117 = load <8 x i32>, ptr %21, align 32
+  %118 = shufflevector <8 x i32> %116, <8 x i32> %117, <8 x i32> <i32 0, i32 2, i32 4, i32 6, i32 1, i32 3, i32 5, i32 7>
+  store <8 x i32> %118, ptr %23, align 32
+  br label %119
+
+119:
+  %120 = load <8 x i32>, ptr %23, align 32
+  %121 = trunc <8 x i32> %120 to <8 x i8>
+  %122 = load ptr, ptr %5, align 8
+  %123 = getelementptr inbounds nuw %struct.anon.1, ptr %122, i32 0, i32 1
+  %124 = load ptr, ptr %123, align 8
+  %125 = load i64, ptr %19, align 8
+  %126 = getelementptr inbounds i8, ptr %124, i64 %125
+  store <8 x i8> %121, ptr %126, align 1
+  br label %127
+
+127:
+  br label %128
+
+128:
+  %129 = load i64, ptr %19, align 8
+  %130 = add nsw i64 %129, 8
+  store i64 %130, ptr %19, align 8
+  br label %75, !llvm.loop !90
+
+131:
+  %132 = load <8 x i32>, ptr %18, align 32
+  %133 = call i32 @llvm.vector.reduce.add.v8i32(<8 x i32> %132)
+  %134 = sitofp i32 %133 to float
+  %135 = load ptr, ptr %5, align 8
+  %136 = getelementptr inbounds nuw %struct.anon.1, ptr %135, i32 0, i32 3
+  %137 = load ptr, ptr %136, align 8
+  %138 = load i64, ptr %10, align 8
+  %139 = getelementptr inbounds float, ptr %137, i64 %138
+  store float %134, ptr %139, align 4
+  %140 = load float, ptr %16, align 4
+  %141 = fdiv float %140, 1.270000e+02
+  %142 = load ptr, ptr %5, align 8
+  %143 = getelementptr inbounds nuw %struct.anon.1, ptr %142, i32 0, i32 2
+  %144 = load ptr, ptr %143, align 8
+  %145 = load i64, ptr %10, align 8
+  %146 = getelementptr inbounds float, ptr %144, i64 %145
+  store float %141, ptr %146, align 4
+  br label %147
+
+147:
+  %148 = load i64, ptr %10, align 8
+  %149 = add nsw i64 %148, 1
+  store i64 %149, ptr %10, align 8
+  br label %28, !llvm.loop !91
+
+150:
+  ret void
+}
+
+declare <8 x float> @llvm.fabs.v8f32(<8 x float>) #6
+
+declare i32 @llvm.vector.reduce.add.v8i32(<8 x i32>) #8
+
+define internal <8 x float> @swish(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %2, align 32
+  %3 = load <8 x float>, ptr %2, align 32
+  %4 = load <8 x float>, ptr %2, align 32
+  %5 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %4) #11
+  ret <8 x float> %5
+}
+
+define internal <8 x float> @gated(<8 x float> noundef %0, <8 x float> noundef %1) #3 {
+  %3 = alloca <8 x float>, align 32
+  %4 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %3, align 32
+  store <8 x float> %1, ptr %4, align 32
+  %5 = load <8 x float>, ptr %3, align 32
+  %6 = load <8 x float>, ptr %4, align 32
+  %7 = fneg <8 x float> %6
+  %8 = call <8 x float> @exponential(<8 x float> noundef %7) #11
+  %9 = fadd <8 x float> splat (float 1.000000e+00), %8
+  %10 = fdiv <8 x float> %5, %9
+  ret <8 x float> %10
+}
+
+define internal <8 x float> @gelu(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %2, align 32
+  %3 = load <8 x float>, ptr %2, align 32
+  %4 = load <8 x float>, ptr %2, align 32
+  %5 = load <8 x float>, ptr %2, align 32
+  %6 = load <8 x float>, ptr %2, align 32
+  %7 = fmul <8 x float> %5, %6
+  %8 = load <8 x float>, ptr %2, align 32
+  %9 = fmul <8 x float> %7, %8
+  %10 = fmul <8 x float> %9, splat (float 0x3FA6E4E260000000)
+  %11 = fadd <8 x float> %4, %10
+  %12 = fmul <8 x float> %11, splat (float 0x3FF9884540000000)
+  %13 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %12) #11
+  ret <8 x float> %13
+}
+
+define internal <8 x float> @erf_gelu(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  %3 = alloca <8 x float>, align 32
+  %4 = alloca <8 x float>, align 32
+  %5 = alloca i32, align 4
+  %6 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %2, align 32
+  %7 = load <8 x float>, ptr %2, align 32
+  %8 = call <8 x float> @llvm.fabs.v8f32(<8 x float> %7)
+  %9 = fmul <8 x float> %8, splat (float 0x3FCDA67100000000)
+  %10 = fadd <8 x float> %9, splat (float 1.000000e+00)
+  %11 = fdiv <8 x float> splat (float 1.000000e+00), %10
+  store <8 x float> %11, ptr %3, align 32
+  store <8 x float> splat (float 0x3FF0FB8440000000), ptr %4, align 32
+  store i32 0, ptr %5, align 4
+  br label %12
+
+12:
+  %13 = load i32, ptr %5, align 4
+  %14 = icmp slt i32 %13, 4
+  br i1 %14, label %15, label %28
+
+15:
+  %16 = load <8 x float>, ptr %4, align 32
+  %17 = load <8 x float>, ptr %3, align 32
+  %18 = load i32, ptr %5, align 4
+  %19 = sext i32 %18 to i64
+  %20 = getelementptr inbounds [4 x float], ptr @erf_gelu.series, i64 0, i64 %19
+  %21 = load float, ptr %20, align 4
+  %22 = insertelement <8 x float> poison, float %21, i64 0
+  %23 = shufflevector <8 x float> %22, <8 x float> poison, <8 x i32> zeroinitializer
+  %24 = call <8 x float> @fused(<8 x float> noundef %16, <8 x float> noundef %17, <8 x float> noundef %23) #11
+  store <8 x float> %24, ptr %4, align 32
+  br label %25
+
+25:
+  %26 = load i32, ptr %5, align 4
+  %27 = add nsw i32 %26, 1
+  store i32 %27, ptr %5, align 4
+  br label %12, !llvm.loop !92
+
+28:
+  %29 = load <8 x float>, ptr %4, align 32
+  %30 = load <8 x float>, ptr %3, align 32
+  %31 = fmul <8 x float> %29, %30
+  %32 = load <8 x float>, ptr %2, align 32
+  %33 = load <8 x float>, ptr %2, align 32
+  %34 = fmul <8 x float> %32, %33
+  %35 = fmul <8 x float> %34, splat (float -5.000000e-01)
+  %36 = call <8 x float> @exponential(<8 x float> noundef %35) #11
+  %37 = fmul <8 x float> %31, %36
+  %38 = fmul <8 x float> %37, splat (float 5.000000e-01)
+  store <8 x float> %38, ptr %6, align 32
+  %39 = load <8 x float>, ptr %2, align 32
+  %40 = load <8 x float>, ptr %2, align 32
+  %41 = fcmp ogt <8 x float> %40, zeroinitializer
+  %42 = sext <8 x i1> %41 to <8 x i32>
+  %43 = load <8 x float>, ptr %6, align 32
+  %44 = fsub <8 x float> splat (float 1.000000e+00), %43
+  %45 = load <8 x float>, ptr %6, align 32
+  %46 = icmp slt <8 x i32> %42, zeroinitializer
+  %47 = select <8 x i1> %46, <8 x float> %44, <8 x float> %45
+  %48 = fmul <8 x float> %39, %47
+  ret <8 x float> %48
+}
+
+define internal <8 x float> @relu(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %2, align 32
+  %3 = load <8 x float>, ptr %2, align 32
+  %4 = fcmp ogt <8 x float> %3, zeroinitializer
+  %5 = sext <8 x i1> %4 to <8 x i32>
+  %6 = load <8 x float>, ptr %2, align 32
+  %7 = icmp slt <8 x i32> %5, zeroinitializer
+  %8 = select <8 x i1> %7, <8 x float> %6, <8 x float> zeroinitializer
+  ret <8 x float> %8
+}
+
+define internal <8 x float> @square(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %2, align 32
+  %3 = load <8 x float>, ptr %2, align 32
+  %4 = load <8 x float>, ptr %2, align 32
+  %5 = fmul <8 x float> %3, %4
+  ret <8 x float> %5
+}
+
+declare float @llvm.log.f32(float) #6
+
+declare void @llvm.x86.sse2.pause() #9
+
+declare float @llvm.sqrt.f32(float) #6
+
+declare float @llvm.fma.f32(float, float, float) #6
+
+declare void @llvm.memcpy.p0.p0.i64(ptr noalias writeonly captures(none), ptr noalias readonly captures(none), i64, i1 immarg) #10
+
+attributes #0 = { noinline nounwind "min-legal-vector-width"="0" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
+attributes #1 = { alwaysinline nounwind "min-legal-vector-width"="0" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
+attributes #2 = { "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
+attributes #3 = { alwaysinline nounwind "min-legal-vector-width"="256" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
+attributes #4 = { noinline nounwind "min-legal-vector-width"="256" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
+attributes #5 = { nocallback nofree nosync nounwind willreturn memory(argmem: readwrite, inaccessiblemem: readwrite) }
+attributes #6 = { nocallback nocreateundeforpoison nofree nosync nounwind speculatable willreturn memory(none) }
+attributes #7 = { nocallback nofree nosync nounwind willreturn memory(none) }
+attributes #8 = { nocallback nofree nosync nounwind speculatable willreturn memory(none) }
+attributes #9 = { nounwind }
+attributes #10 = { nocallback nofree nounwind willreturn memory(argmem: readwrite) }
+attributes #11 = { nobuiltin "no-builtins" }
+attributes #12 = { nounwind memory(none) }
+
+!llvm.module.flags = !{!0, !1, !2}
+
+!0 = !{i32 1, !"wchar_size", i32 4}
+!1 = !{i32 8, !"PIC Level", i32 2}
+!2 = !{i32 7, !"PIE Level", i32 2}
+!3 = distinct !{!3, !4}
+!4 = !{!"llvm.loop.mustprogress"}
+!5 = distinct !{!5, !4}
+!6 = distinct !{!6, !4}
+!7 = distinct !{!7, !4}
+!8 = distinct !{!8, !4}
+!9 = distinct !{!9, !4}
+!10 = distinct !{!10, !4}
+!11 = distinct !{!11, !4}
+!12 = distinct !{!12, !4}
+!13 = distinct !{!13, !4}
+!14 = distinct !{!14, !4}
+!15 = distinct !{!15, !4}
+!16 = distinct !{!16, !4}
+!17 = distinct !{!17, !4}
+!18 = distinct !{!18, !4}
+!19 = distinct !{!19, !4}
+!20 = distinct !{!20, !4}
+!21 = distinct !{!21, !4, !22}
+!22 = !{!"llvm.loop.unroll.full"}
+!23 = distinct !{!23, !4}
+!24 = distinct !{!24, !4}
+!25 = distinct !{!25, !4}
+!26 = distinct !{!26, !4}
+!27 = distinct !{!27, !4}
+!28 = distinct !{!28, !4}
+!29 = distinct !{!29, !4}
+!30 = distinct !{!30, !4}
+!31 = distinct !{!31, !4}
+!32 = distinct !{!32, !4}
+!33 = distinct !{!33, !4}
+!34 = distinct !{!34, !4}
+!35 = distinct !{!35, !4}
+!36 = distinct !{!36, !4}
+!37 = distinct !{!37, !4}
+!38 = distinct !{!38, !4}
+!39 = distinct !{!39, !4}
+!40 = distinct !{!40, !4}
+!41 = distinct !{!41, !4, !22}
+!42 = distinct !{!42, !4, !22}
+!43 = distinct !{!43, !4, !22}
+!44 = distinct !{!44, !4, !22}
+!45 = distinct !{!45, !4, !22}
+!46 = distinct !{!46, !4, !22}
+!47 = distinct !{!47, !4, !22}
+!48 = distinct !{!48, !4, !22}
+!49 = distinct !{!49, !4, !22}
+!50 = distinct !{!50, !4, !22}
+!51 = distinct !{!51, !4, !22}
+!52 = distinct !{!52, !4}
+!53 = distinct !{!53, !4, !22}
+!54 = distinct !{!54, !4, !22}
+!55 = distinct !{!55, !4}
+!56 = distinct !{!56, !4, !22}
+!57 = distinct !{!57, !4, !22}
+!58 = !{i64 9800}
+!59 = !{i64 9940}
+!60 = distinct !{!60, !4}
+!61 = distinct !{!61, !4, !22}
+!62 = distinct !{!62, !4, !22}
+!63 = distinct !{!63, !4}
+!64 = distinct !{!64, !4}
+!65 = distinct !{!65, !4}
+!66 = distinct !{!66, !4, !22}
+!67 = distinct !{!67, !4, !22}
+!68 = distinct !{!68, !4, !22}
+!69 = distinct !{!69, !4, !22}
+!70 = distinct !{!70, !4, !22}
+!71 = distinct !{!71, !4, !22}
+!72 = distinct !{!72, !4}
+!73 = distinct !{!73, !4, !22}
+!74 = distinct !{!74, !4, !22}
+!75 = distinct !{!75, !4, !22}
+!76 = distinct !{!76, !4, !22}
+!77 = distinct !{!77, !4, !22}
+!78 = distinct !{!78, !4, !22}
+!79 = distinct !{!79, !4, !22}
+!80 = distinct !{!80, !4, !22}
+!81 = distinct !{!81, !4, !22}
+!82 = distinct !{!82, !4, !22}
+!83 = distinct !{!83, !4, !22}
+!84 = distinct !{!84, !4}
+!85 = distinct !{!85, !4, !22}
+!86 = distinct !{!86, !4, !22}
+!87 = distinct !{!87, !4, !22}
+!88 = distinct !{!88, !4, !22}
+!89 = distinct !{!89, !4}
+!90 = distinct !{!90, !4}
+!91 = distinct !{!91, !4}
+!92 = distinct !{!92, !4, !22}
