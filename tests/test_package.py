@@ -54,6 +54,19 @@ def test_requirements_pin_a_version_of_everything_that_pyproject_bounds(extra):
     assert [name for name, pin in pins.items() if pin not in wanted[name].specifier] == []
 
 
+def test_the_api_alone_has_the_versions_of_the_page_and_needs_none_of_its_packages():
+    others = pinned("requirements.txt") | pinned("requirements-space.txt")
+    alone = pinned("requirements-api.txt")
+    assert alone.items() <= others.items() and not {"gradio", "plotly", "pandas"} & alone.keys()
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(('gradio', 'plotly', 'pandas', 'orjson', 'ray'));"
+        "import specdemo.commands.serve, specdemo.server.openai_api, specdemo.runs.session;"
+        "import specdemo.text.grammar, specdemo.convert.exporting, specdemo.engine.engine"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_type_checkers_see_an_editable_install():
     """They follow a path, and not the hook that is the default."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
