@@ -11,9 +11,13 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import date, datetime
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated, Literal
+from uuid import UUID
 
 import jsonschema
 import numpy as np
@@ -23,6 +27,7 @@ import tiny_models
 from helpers import next_token, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, TypeAdapter
 from tokenizers import AddedToken, normalizers
 
 from specdemo.convert import gguf_file
@@ -62,9 +67,22 @@ ExactValidator = jsonschema.validators.extend(Draft, type_checker=EXACT_TYPES)
 """Of numbers that were read as they are written."""
 
 
+FORMATS = jsonschema.FormatChecker()
+
+
+@FORMATS.checks("time", raises=ValueError)  # Python's validator has draft 3's, without a zone
+def is_time(value: object) -> bool:
+    return not isinstance(value, str) or is_date_time(f"2000-01-01T{value}")
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def is_date_time(value: object) -> bool:
+    return not isinstance(value, str) or bool(datetime.fromisoformat(value))
+
+
 def is_valid(answer: str, schema: dict) -> bool:
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    validator = ExactValidator(exact, format_checker=jsonschema.FormatChecker())
+    validator = ExactValidator(exact, format_checker=FORMATS)
     with contextlib.suppress(RecursionError):  # the same schema again for the same value
         return validator.is_valid(json.loads(answer, parse_float=Decimal))
     return True
@@ -99,7 +117,7 @@ def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embe
 
 CLOSED = {"additionalProperties": False}
 OBJECT, TEXT = {"type": "object", **CLOSED}, {"const": "a"}
-NAMES = "a", "b", "ab"
+NAMES = "a", "b", "ab", "a\x1f"
 PATTERNS = "^a$", "^[ab]$", "a", "^b", "^", "^(a|ab)$", "^[^a]", "^.{2,}$", "^$"
 NUMBERS = 0, 1, -1, 2, 3, 10, -7, 0.5, 1.25, 2**53, -(2**53)
 VALUES = None, True, 1, 1.5, 2**53, "a", "\x01", [1, "b"], {"a": 1}, {}
@@ -111,11 +129,19 @@ KEYWORDS = {  # the values of each keyword of a type, and how often it is used
         ),
         "multipleOf": ((2, 3, 5, 0.5, 0.1), 0.2),
     },
-    "string": {"minLength": (FEW, 0.3), "maxLength": (FEW, 0.3), "pattern": (PATTERNS, 0.3)},
+    "string": {
+        **{"minLength": (FEW, 0.3), "maxLength": (FEW, 0.3), "pattern": (PATTERNS, 0.3)},
+        "format": (("date", "time", "date-time", "uuid"), 0.2),
+    },
     "array": {"minItems": (FEW, 0.3), "maxItems": (FEW, 0.3)},
     "object": {"minProperties": ((0, 1, 2), 0.1), "maxProperties": ((0, 1, 2), 0.1)},
 }
 KEYWORDS["integer"] = KEYWORDS["number"]
+NAME_RULES = True, {"enum": ["a", "ab"]}, {"const": "a"}, {"format": "date"}, {"maxLength": 2}
+NAME_RULES += {"pattern": "^.?$"}, {"$ref": "#/$defs/names"}
+IDLE = {"dependentRequired": {}}, {"then": False}, {"contains": False, "minContains": 0}
+IDLE += {"unevaluatedProperties": True}, {"description": "\x01"}, {"not": False}
+IDLE += {"dependentRequired": {"b": ["a"]}}, {"unevaluatedProperties": False}
 SIMPLE = "null boolean integer number string data".split()
 NESTED = "array object object object $ref anyOf oneOf allOf several".split()
 
@@ -133,7 +159,9 @@ class RandomSchemas:
         return values[int(self.rng.integers(len(values)))]
 
     def document(self) -> dict:
-        return self.schema(3) | {"$defs": {name: self.schema(2) for name in NAMES[:2]}}
+        definitions = {name: self.schema(2) for name in NAMES[:2]}
+        definitions["a"]["$anchor"] = "here"
+        return self.schema(3) | {"$defs": definitions | {"names": {"enum": ["a", "b"]}}}
 
     def any_schema(self, depth: int):
         return self.one_of([True, False, *[self.schema(depth) for _ in range(4)]])
@@ -144,7 +172,7 @@ class RandomSchemas:
         if kind == "several":
             return two[0] | two[1]
         if kind == "$ref":
-            return {"$ref": self.one_of(("#", "#/$defs/a", "#/$defs/b"))}
+            return {"$ref": self.one_of(("#", "#here", "#/$defs/b"))}
         if kind == "data":
             values = [self.one_of(VALUES) for _ in range(3)]
             schema = {"enum": values} if self.some(0.5) else {"const": values[0]}
@@ -169,6 +197,10 @@ class RandomSchemas:
                 schema[keyword] = {name: self.any_schema(depth) for name in chosen}
         if self.some(0.7):
             schema["additionalProperties"] = self.some(0.2) and self.any_schema(depth)
+        if self.some(0.2):
+            schema["propertyNames"] = self.one_of(NAME_RULES)
+        if self.some(0.2):
+            schema |= self.one_of(IDLE)
         if self.some(0.5):
             schema["required"] = sorted({self.one_of(NAMES) for _ in range(2)})
         return schema
@@ -431,6 +463,160 @@ def test_annotations_and_unique_items_restrict_nothing(grammars, schema):
     assert grammars.compiled(json.dumps(schema))().mask().any()
 
 
+class Color(StrEnum):
+    RED = "red"
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"] = "circle"
+    radius: int
+
+
+class Square(BaseModel):
+    kind: Literal["square"] = "square"
+    radius: int = 1
+
+
+class Drawing(BaseModel):
+    shape: Annotated[Circle | Square, Field(discriminator="kind")]
+    by_name: dict[Literal["a", "b"], int]
+    by_color: dict[Color, int]
+    by_day: dict[date, int]
+    by_time: dict[datetime, int]
+    by_id: dict[UUID, int]
+    by_short_name: dict[Annotated[str, Field(max_length=3)], int]
+
+
+WHOLE = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "wrong"),
+    [
+        (TypeAdapter(Annotated[Circle | Square, Field(discriminator="kind")]), "", '{"radius"'),
+        (TypeAdapter(dict[Literal["a", "b"], int]), '{"b": 1}', '{"c'),
+        (TypeAdapter(dict[Color, int]), '{"red": 1}', '{"blue'),
+        (TypeAdapter(dict[date, int]), '{"2024-02-29": 1}', '{"2023-02-29'),
+        (TypeAdapter(dict[UUID, int]), "", '{"a-'),
+        (TypeAdapter(Drawing), "", '{"by_name'),
+        ({"$ref": "#n", "$defs": {"a": {"$anchor": "n", **WHOLE}}}, "1", '"'),
+        ({"$id": "x:/r", "$ref": "i", "$defs": {"a": {"$id": "i", **WHOLE}}}, "1", '"'),
+        (
+            {"$ref": "x:/i#/$defs/b", "$defs": {"a": {"$id": "x:/i", "$defs": {"b": WHOLE}}}},
+            "1",
+            '"',
+        ),
+        ({"$dynamicRef": "#n", "$defs": {"a": {"$dynamicAnchor": "n", **WHOLE}}}, "1", '"'),
+        ({**OBJECT, "properties": {"a": WHOLE}, "propertyNames": {"const": "b"}}, "{}", '{"a'),
+        (
+            {"properties": {"a": WHOLE}, "unevaluatedProperties": False, "type": "object"},
+            '{"a": 1}',
+            '{"b',
+        ),
+        ({"enum": ["\x7f"]}, r'"\u007f"', "1"),
+        ({"properties": {"a": {}, "title": {}}, **WHOLE}, "1", '"'),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_schemas_that_programs_write_are_followed(grammars, embedded_pair, schema, valid, wrong):
+    if isinstance(schema, TypeAdapter):
+        schema = schema.json_schema()
+    start = grammars.compiled(json.dumps(schema))
+    assert not valid or follows(embedded_pair, start(), valid)
+    assert not follows(embedded_pair, start(), wrong)
+    for seed in range(5):
+        tokens = walk(embedded_pair, start, np.random.default_rng(seed), 200)
+        text = tokens and embedded_pair.tokenizer.decode(tokens)
+        assert tokens is None or is_valid(text, schema), text
+
+
+@pytest.mark.parametrize(
+    "demanding",
+    [
+        {"dependentRequired": {"title": ["b"]}},
+        {"contains": {"const": 1}, "minContains": 0, "maxContains": 1},
+        {"if": {"const": 1}, "then": {"const": 2}},
+        {"unevaluatedProperties": False, "allOf": [{"properties": {"a": {}}}]},
+        {"propertyNames": {"maxLength": 3, "pattern": "a"}},
+        {"propertyNames": {"maxLength": 1}, "properties": {"a": {}}, "additionalProperties": WHOLE},
+    ],
+    ids=str,
+)
+def test_what_demands_something_that_cannot_be_followed_is_refused(grammars, demanding):
+    with pytest.raises(BadInput, match="unsupported keywords"):
+        grammars.compiled(json.dumps(demanding))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "exists"),
+    [
+        ("date", "2024-02-29", True),
+        ("date", "2023-02-29", False),
+        ("date", "1900-02-29", False),
+        ("date", "2000-02-29", True),
+        ("date", "2024-04-31", False),
+        ("date", "0000-01-01", False),
+        ("date-time", "2024-02-29T23:59:59.5+01:00", True),
+        ("date-time", "2023-02-29T23:59:59Z", False),
+        ("time", "12:00:60Z", False),
+        ("time", "24:00:00Z", False),
+    ],
+)
+def test_only_days_and_times_that_exist_are_written(grammars, embedded_pair, kind, text, exists):
+    constraint = grammars.compiled(json.dumps({"type": "string", "format": kind}))()
+    assert follows(embedded_pair, constraint, f'"{text}"') == exists
+
+
+SPELLED = {"properties": {"ab": WHOLE}, "additionalProperties": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts", "wrong"),
+    [
+        ({"description": "\x01"}, ['{"b": "x"}'], [r'{"\u0061b": "x"}', r'{"\u0001": "x"}']),
+        (
+            {"required": ["a\x1f"], "properties": {"ab": WHOLE, "a\x1f": WHOLE, "a\n": WHOLE}},
+            [
+                r'{"a\u001f": 1, "abc": "x"}',
+                r'{"a\u001f": 1, "a": "x"}',
+                r'{"ab": 1, "a\u001f": 1}',
+            ],
+            [
+                r'{"a\u001f": 1, "\u0061b": "x"}',
+                r'{"a\u001F": "x"}',
+                r'{"a\u001f": 1, "a\u000a": "x',
+            ],
+        ),
+        (
+            {"properties": {"ab": {"enum": ["\x01", "a"]}}},
+            [r'{"ab": "\u0001"}', '{"ba": "x"}', '{"": "x"}'],
+            [r'{"\u0061b": "x"}', '{"ab": "x"}'],
+        ),
+        (
+            {"properties": {"ab": {"pattern": r"^[\x00-\x01]$", "type": "string"}}},
+            [r'{"ab": "\u0001"}'],
+            [r'{"\u0061b": "x"}'],
+        ),
+        (
+            {"properties": {"ab": {"pattern": r"^[^\x00-\x1f]$", "type": "string"}}},
+            ['{"ab": "x"}'],
+            [r'{"ab": "\u0001"}'],
+        ),
+    ],
+)
+def test_no_listed_name_has_another_spelling(grammars, embedded_pair, schema, texts, wrong):
+    start = grammars.compiled(json.dumps({"type": "object", **SPELLED, **schema}))
+    for text in texts:
+        assert follows(embedded_pair, start(), text), text
+    for text in wrong:
+        assert not follows(embedded_pair, start(), text), text
+
+
+def follows(model, constraint, text: str) -> bool:
+    ids = model.tokenizer.encode(text)
+    return all(constraint.mask()[id] and not constraint.advance(id) for id in ids)
+
+
 def numbers(**bounds) -> dict:
     return {"type": "array", "items": {"type": "number", **bounds}}
 
@@ -475,8 +661,7 @@ def numbers(**bounds) -> dict:
 )
 def test_nothing_is_allowed_that_has_no_valid_end(grammars, embedded_pair, schema, text, allowed):
     constraint = grammars.compiled(json.dumps(schema))()
-    ids = embedded_pair.tokenizer.encode(text)
-    assert allowed == all(constraint.mask()[id] and not constraint.advance(id) for id in ids)
+    assert allowed == follows(embedded_pair, constraint, text)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])

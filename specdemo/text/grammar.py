@@ -53,6 +53,9 @@ class Grammars:
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
+        piece = "\u2581"
+        ids = self._tokenizer.tokenize_str(piece)
+        self._unwritable = self._tokenizer.decode_bytes(ids) != piece.encode()
         self._added, self._special = tokenizer.added, tokenizer.special_ids
         self.numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self.stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
@@ -110,11 +113,15 @@ class Grammars:
         return matcher
 
     def _json(self, schema: str, place: str) -> str:
-        def allows(rules: dict[str, Any], texts: list[str]) -> list[bool]:
-            matcher = self._matcher(f"start: {styled(rules)}", place)
+        def allows(rules: dict[str, Any], texts: list[str], escapes: bool = False) -> list[bool]:
+            matcher = self._matcher(f"start: {styled(rules, escapes)}", place)
             return [_can_follow(matcher, self._tokenizer.tokenize_str(text)) for text in texts]
 
-        return json_grammar(schema, place, allows)
+        grammar = json_grammar(schema, place, allows)
+        if self._unwritable and r"\u2581" in grammar:
+            why = "the character '\u2581', which this model's tokenizer reads as a space"
+            raise BadInput(f"{place} has {why}.", place.partition(":")[0])
+        return grammar
 
     def _calls(self, tools: Tools, schema: str) -> str:
         """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text

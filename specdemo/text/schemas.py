@@ -3,11 +3,11 @@ would follow wrongly, and forbids values that could be begun and never ended."""
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from decimal import Decimal
 from math import isfinite, prod
 from typing import Any, TypeGuard
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from specdemo.errors import BadInput
 
@@ -16,6 +16,7 @@ MAX_MULTIPLE = 10_000  # product of all `multipleOf`: so many lexer states are m
 MAX_FORCED, MAX_ITEMS = 5_000, 1_000  # characters and items in a row without an alternative
 MAX_LENGTH = 2_000  # `minLength`; each character of a limited text takes up to nine lexer states
 MAX_PAIRS = 10_000  # of the patterns of all parts and names, which are compared
+MAX_LISTED = 500  # characters of a part's names, beside which others are described by a pattern
 MAX_CHAIN = 100  # references that depend on each other
 MAX_REFERENCES = 10_000  # of all parts together, each with the references of what it refers to
 
@@ -26,16 +27,50 @@ JSON_STYLE = {
     "lenient": False,
     "coerce_one_of": False,
 }
-ESCAPES = 'nrbtf\\"'  # without \u, by which the name of a property could be written in two ways
-FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
+ESCAPES = 'nrbtf\\"'  # with \u too where control characters are needed
+CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # those that are written with \u
+HINTS = re.compile(r"[\x00-\x1f\x7f]|\\[xucpP0]")  # of patterns that may need them
+FORMATS = "duration email hostname ipv4 ipv6 uuid uri".split()
 """The formats that llguidance follows. Others are annotations, as the standard says."""
 
-TIMES = "date-time", "time", "duration"
 SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
-"""The pattern of TIMES, whose seconds could have any number of digits."""
+"""The pattern of a duration, whose seconds could have any number of digits."""
 
-SCHEMAS_BY_NAME = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
-DATA = "enum", "const", "default", "examples"  # keywords whose values are no schemas
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"  # of 100 years, but the first
+_LEAP_DAY = f"([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29"
+_DATE = f"({_YEAR}-{_DAY}|{_LEAP_DAY})"
+_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Formats that are followed by patterns: llguidance allows the 29th of February in each year, and
+a leap second at any time."""
+NAME_PATTERNS = PATTERNS | {"uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"}
+
+SCHEMAS_BY_NAME = (
+    "properties patternProperties dependentSchemas dependencies $defs definitions"
+).split()
+DATA = "enum", "const", "dependentRequired", "discriminator"  # values that are no schemas
+ANNOTATIONS = (
+    "title description default examples deprecated readOnly writeOnly contentEncoding "
+    "contentMediaType contentSchema $comment uniqueItems"
+).split()
+"""Keywords that restrict nothing here."""
+
+IDLE = {  # keywords, and the other ones without which they demand nothing
+    "then": ["if"],
+    "else": ["if"],
+    "minContains": ["contains"],
+    "maxContains": ["contains"],
+    "if": ["then", "else"],
+}
+ALL_ARE_ALLOWED = "propertyNames unevaluatedProperties unevaluatedItems then else".split()
+IN_PLACE = "allOf anyOf oneOf $ref if dependentSchemas".split()
 VALUES = "const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 COUNT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{([0-9]{1,18})(?:,([0-9]{0,18}))?\}", re.S)
 """Finds the counts of repetitions in a pattern; escapes and classes, which have none, whole."""
@@ -43,8 +78,9 @@ EXACT = 2**53  # llguidance computes with doubles, which hold all integers up to
 TYPES = frozenset("null boolean number string array object".split())
 
 Schema = dict[str, Any]
-Allows = Callable[[Schema, list[str]], list[bool]]
-"""Which texts begin JSON of a schema, in a place where more can follow or the end."""
+Allows = Callable[..., list[bool]]
+"""Which texts begin JSON of a schema, in a place where more can follow or the end; the third
+argument is that of `styled`."""
 
 
 def json_grammar(schema: str, place: str, allows: Allows) -> str:
@@ -59,17 +95,19 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
     if not isinstance(document, dict):
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
     for part in parts:
-        part.pop("uniqueItems", None)
-        if part.get("propertyNames") == {"type": "string"}:
-            del part["propertyNames"]  # all names are; Zod says so of each record
-        others = part.get("allOf", [])
-        if part.get("format") not in FORMATS:
-            part.pop("format", None)  # an annotation
-        elif part["format"] in TIMES and isinstance(others, list):
-            part["allOf"] = [*others, {"pattern": SHORT_NUMBERS}]
+        _drop_idle(part)
+    _make_references_local(document)
+    parts = list(_subschemas(document))
+    for part in parts:
+        _require_tags(part)
+        _name_by_rule(part, document, place, allows)
+        _replace_formats(part)
         for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if part.get(name) is True and bound in part:  # as in draft 4
                 part[name] = part.pop(bound)
+    parts = list(_subschemas(document))
+    escapes = _needs_escapes(parts, allows)
+    for part in parts:
         if isinstance(pattern := part.get("pattern"), str):
             part["pattern"] = _without_nul(pattern)
         if isinstance(rules := part.get("patternProperties"), dict):
@@ -82,13 +120,19 @@ def json_grammar(schema: str, place: str, allows: Allows) -> str:
         _name_properties(parts, place, allows)
     if any("$ref" in part for part in parts):
         _forbid_endless(document, list(_subschemas(document)), place)
-    return styled(document)
+    if escapes:
+        _spell_names_once(list(_subschemas(document)))
+    return styled(document, escapes)
 
 
 def _without_nul(pattern: str) -> str:
     """`pattern` with negated classes that exclude NUL too: for a class of all control characters
     llguidance would allow the escapes \\\\ and \\", even in [^"]."""
     return re.sub(r"(\\.)|\[\^(\]?)", lambda match: match[1] or rf"[^{match[2]}[\x00]", pattern)
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [json.dumps(name, ensure_ascii=False).replace("\x7f", r"\u007f") for name in names]
 
 
 def _move_bounds(parts: list[Schema], name: str, others: Iterable[str], direction: int) -> None:
@@ -108,11 +152,212 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and isfinite(value)
 
 
-def styled(schema: Schema) -> str:
-    """The grammar of JSON on one line."""
-    controls = re.search(r"\\u00[01]|\x7f", json.dumps(schema))
-    style = JSON_STYLE | {"json_allowed_escapes": f"{ESCAPES}u" if controls else ESCAPES}
+def styled(schema: Schema, escapes: bool = False) -> str:
+    """The grammar of JSON on one line, with `escapes` of control characters by \\u."""
+    style = JSON_STYLE | {"json_allowed_escapes": f"{ESCAPES}u" if escapes else ESCAPES}
     return f"%json {json.dumps(schema | {'x-guidance': style})}"
+
+
+def _drop_idle(part: Schema) -> None:
+    """Remove keywords of `part` that demand nothing, and what llguidance does not know of others
+    that only repeat them."""
+    for name in ANNOTATIONS:
+        part.pop(name, None)
+    if part.get("propertyNames") == {"type": "string"}:
+        del part["propertyNames"]  # all names are; Zod says so of each record
+    for name in ALL_ARE_ALLOWED:
+        if part.get(name) is True or part.get(name) == {}:
+            del part[name]
+    if part.get("not") is False:
+        del part["not"]
+    if part.get("minContains") == 0 and "maxContains" not in part:
+        part.pop("contains", None)
+    for name, others in IDLE.items():
+        if name in part and not any(other in part for other in others):
+            del part[name]
+    for name, plain in (
+        ("unevaluatedProperties", "additionalProperties"),
+        ("unevaluatedItems", "items"),
+    ):
+        if name in part and plain in part:
+            del part[name]  # it concerns what is evaluated by nothing else
+        elif name in part and not any(other in part for other in IN_PLACE):
+            part[plain] = part.pop(name)
+    required = _names(part.get("required"))
+    for name in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if isinstance(rules := part.get(name), dict):
+            for key in list(rules):
+                rule = rules[key]
+                met = isinstance(rule, list) and {*_names(rule)} <= {*required}
+                if rule is True or rule == {} or met:
+                    del rules[key]
+            if not rules:
+                del part[name]
+
+
+def _make_references_local(document: Schema) -> None:
+    """Replace references by `$id`, `$anchor` or a URI with places in the document, in place, and
+    remove these names. A reference that leads nowhere stays."""
+    places: dict[str, str] = {}
+    references: list[tuple[Schema, str]] = []
+    dynamic = [part.get("$dynamicAnchor") for part in _subschemas(document)]
+
+    def visit(schema: Any, base: str, place: str) -> None:
+        if isinstance(schema, list):
+            for index, item in enumerate(schema):
+                visit(item, base, f"{place}/{index}")
+        if not isinstance(schema, dict):
+            return
+        if isinstance(id := schema.pop("$id", None), str):
+            base = urljoin(base, id)
+            places.setdefault(base, place)
+        for name in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := schema.pop(name, None), str):
+                places.setdefault(f"{urldefrag(base).url}#{anchor}", place)
+        reference = schema.get("$dynamicRef")
+        static = "$ref" not in schema and dynamic.count(str(reference).rpartition("#")[2]) <= 1
+        if isinstance(reference, str) and static:
+            schema["$ref"] = schema.pop("$dynamicRef")
+        if isinstance(schema.get("$ref"), str):
+            references.append((schema, urljoin(base, schema["$ref"])))
+        for name, value in schema.items():
+            inner = f"{place}/{quote(_escaped(name), safe='')}"
+            if name in SCHEMAS_BY_NAME and isinstance(value, dict):
+                for key, item in value.items():
+                    visit(item, base, f"{inner}/{quote(_escaped(key), safe='')}")
+            elif name not in DATA:
+                visit(value, base, inner)
+
+    places[""] = "#"
+    visit(document, "", "#")
+    for schema, reference in references:
+        uri, fragment = urldefrag(reference)
+        if reference in places:
+            schema["$ref"] = places[reference]
+        elif uri in places and fragment.startswith("/"):
+            schema["$ref"] = places[uri] + fragment
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _require_tags(part: Schema) -> None:
+    """Require in each alternative the property by which it is told from the others: Pydantic lets
+    it be left out where it has a default, though `oneOf` allows no value that fits two of them."""
+    discriminator, alternatives = part.get("discriminator"), part.get("oneOf")
+    tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    if isinstance(tag, str) and isinstance(alternatives, list):
+        part["oneOf"] = [{"allOf": [each, {"required": [tag]}]} for each in alternatives]
+
+
+def _name_by_rule(part: Schema, document: Schema, place: str, allows: Allows) -> None:
+    """Replace `propertyNames` of `part` by properties or a pattern of their names, in place, where
+    that says the same; else it stays, and llguidance refuses it."""
+    rule = _followed(part.get("propertyNames"), document)
+    listed, additional = part.get("properties", {}), part.get("additionalProperties", True)
+    if not isinstance(rule, dict) or not isinstance(listed, dict) or "patternProperties" in part:
+        return
+    rule = {name: value for name, value in rule.items() if name != "type" or value != "string"}
+    keyword, value = next(iter(rule.items()), ("", None))
+    names = [value] if keyword == "const" else value
+    if len(rule) != 1:
+        return
+    if keyword in ("enum", "const") and isinstance(names, list):
+        allowed = dict.fromkeys(_names(names), additional)
+        part["properties"] = allowed | {n: n in allowed and listed[n] for n in listed}
+        part["additionalProperties"] = False
+    else:
+        pattern = value if keyword == "pattern" else None
+        if keyword == "format":
+            pattern = NAME_PATTERNS.get(str(value), "")
+        elif keyword in ("minLength", "maxLength") and type(value) is int:
+            counts = f"{value}," if keyword == "minLength" else f"0,{value}"
+            pattern = rf"^[\s\S]{{{counts}}}$"
+        if not isinstance(pattern, str) or listed and additional not in (True, False, {}):
+            return
+        if pattern:  # a format that is no annotation
+            fits = allows({"type": "string", "pattern": pattern}, _quoted(listed), True)
+            part["properties"] = {n: fit and listed[n] for n, fit in zip(listed, fits, strict=True)}
+            if additional is not False:
+                part |= {"patternProperties": {pattern: additional}, "additionalProperties": False}
+    del part["propertyNames"]
+
+
+def _followed(schema: Any, document: Schema) -> Any:
+    """`schema`, or what it refers to if it is a reference only."""
+    for _ in range(MAX_CHAIN):
+        if not isinstance(schema, dict) or list(schema) != ["$ref"]:
+            break
+        schema = _target(document, str(schema["$ref"]))
+    return schema
+
+
+def _replace_formats(part: Schema) -> None:
+    """Replace formats that llguidance does not follow exactly by patterns, and drop annotations."""
+    kind, others = part.get("format"), part.get("allOf", [])
+    if kind not in FORMATS:
+        part.pop("format", None)
+    pattern = SHORT_NUMBERS if kind == "duration" else PATTERNS.get(str(kind))
+    if pattern and isinstance(others, list):
+        part["allOf"] = [*others, {"pattern": pattern}]
+
+
+def _needs_escapes(parts: list[Schema], allows: Allows) -> bool:
+    """Whether a value, a name or a pattern needs control characters that only \\u can write."""
+    data = [[part.get(name) for name in ("enum", "const", "required")] for part in parts]
+    names = [_names(part.get("properties")) for part in parts]
+    if any(map(CONTROLS.search, _texts([data, names]))):
+        return True
+    patterns = {part["pattern"] for part in parts if isinstance(part.get("pattern"), str)}
+    patterns.update(name for part in parts for name in _names(part.get("patternProperties")))
+    try:
+        return not all(
+            allows({"type": "string", "pattern": pattern}, ['"'])[0]
+            for pattern in filter(HINTS.search, patterns)
+        )
+    except BadInput:  # nothing that needs no escapes
+        return True
+
+
+def _texts(data: Any) -> Iterator[str]:
+    """All texts in JSON data, names too."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for item in [*data, *data.values()] if isinstance(data, dict) else data:
+            yield from _texts(item)
+
+
+def _spell_names_once(parts: list[Schema]) -> None:
+    """Let names beside those that a part lists have no control characters, in place: with escapes
+    by \\u, llguidance would take another spelling of a listed name for another name."""
+    known = {name for part in parts for name in _names(part.get("properties"))}
+    known |= {name for part in parts for name in _names(part.get("required"))}
+    controls = {name for name in known if re.search(r"[\x00-\x1f\x7f]", name)}
+    for part in parts:
+        listed, additional = part.get("properties", {}), part.get("additionalProperties", True)
+        has_names = listed or "patternProperties" in part
+        if additional is False or not has_names or not isinstance(listed, dict):
+            continue
+        part["additionalProperties"] = False
+        if "patternProperties" not in part:
+            missing = sorted(controls - listed.keys())
+            part["properties"] = listed | dict.fromkeys(missing, additional)
+            if sum(map(len, listed)) <= MAX_LISTED:
+                pattern = f"^{_other_names(listed.keys() - controls)}$"
+                part["patternProperties"] = {pattern: additional}
+
+
+def _other_names(names: Set[str]) -> str:
+    """The pattern of all texts without control characters but `names`."""
+    others = [] if "" in names else [""]
+    first = sorted({name[0] for name in names if name})
+    others.append(rf"[^\x00-\x1f\x7f{re.escape(''.join(first))}][^\x00-\x1f\x7f]*")
+    for letter in first:
+        rest = {name[1:] for name in names if name[:1] == letter}
+        others.append(re.escape(letter) + _other_names(rest))
+    return f"({'|'.join(others)})"
 
 
 def require_size(text: str, param: str) -> None:
@@ -188,9 +433,9 @@ def _name_properties(parts: list[Schema], place: str, allows: Allows) -> None:
         return allows(rules | {"additionalProperties": additional}, ["{"])[0]
 
     matching: dict[str, set[str]] = {}
-    texts = [json.dumps(name, ensure_ascii=False) for name in known]
+    texts = _quoted(known)
     for pattern in set(patterns):
-        fits = allows({"type": "string", "pattern": pattern}, texts)
+        fits = allows({"type": "string", "pattern": pattern}, texts, True)
         matching[pattern] = {name for name, fit in zip(known, fits, strict=True) if fit}
     for part in parts:
         rules, named = part.get("patternProperties"), part.get("properties", {})
