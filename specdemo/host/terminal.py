@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
 from specdemo.engine.faults import printable as printable
 from specdemo.errors import SpecdemoError
 
@@ -21,31 +19,34 @@ Table = Sequence[Mapping[str, Any]]
 
 PIPE_WIDTH = 120  # columns of a table where there is no terminal and no COLUMNS
 GAP = 2  # characters between two columns of a table
+DRAWING_SECONDS = 0.1  # between two drawings of a bar
 LINE_SECONDS = 5.0  # between lines on the same step, where there is no terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. `done` and `total` are bytes; `total` is None for a step of unknown size. `rate`
-    is in bytes per second, 0 if it is not known yet."""
+    """One report. `done` and `total` are bytes, unless they have another `unit`; `total` is None
+    for a step of unknown size. `rate` is in bytes per second, 0 if it is not known yet."""
 
     text: str
     done: int = 0
     total: int | None = None
     rate: float = 0.0
+    unit: str = "MB"
 
     @property
     def line(self) -> str:
         """One line of text, such as `Downloading X: 12 of 93 MB, 9.0 MB/s, 00:09 left`."""
         if not self.total:
             return self.text
-        line = f"{self.text}: {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+        scale = 1e6 if self.unit == "MB" else 1
+        line = f"{self.text}: {self.done / scale:,.0f} of {self.total / scale:,.0f} {self.unit}"
         if self.rate:
             line += f", {self.rate / 1e6:.1f} MB/s"
             left = (self.total - self.done) / self.rate
             # The first bytes are slow to come, and the last step may go on when all are done.
             if self.done > self.total / 50 and left >= 1:
-                line += f", {tqdm.format_interval(left)} left"
+                line += f", {left // 60:02.0f}:{left % 60:02.0f} left"
         return line
 
 
@@ -157,18 +158,32 @@ def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
 def progress_bar() -> Iterator[Report]:
     """A Report that shows progress on stderr: a bar on a terminal; elsewhere a line for each step,
     and one every LINE_SECONDS while it goes on."""
-    form = "{percentage:3.0f}% |{bar:24}| {desc}"
+    from rich import markup
+    from rich import progress as bars
+    from rich.console import Console
+
     step, begun_at, shown_at = "", 0.0, 0.0
-    with tqdm(leave=False, disable=None, bar_format=form) as bar:
+    columns = bars.TaskProgressColumn(), bars.BarColumn(24), bars.TextColumn("{task.description}")
+    # Drawn by the thread that reports: another one would take time from what is measured.
+    console = Console(stderr=True)
+    how: dict[str, Any] = {"auto_refresh": False, "transient": True}
+    with bars.Progress(*columns, console=console, disable=not console.is_terminal, **how) as bar:
+        task = bar.add_task("", total=None)
 
         def show(progress: Progress) -> None:
             nonlocal step, begun_at, shown_at
-            bar.total, bar.n = progress.total, progress.done
-            bar.set_description_str(progress.line)
-            if not bar.disable:
-                return
             now = monotonic()
-            if progress.text != step:
+            if console.is_terminal:
+                bar.update(
+                    task,
+                    total=progress.total,
+                    completed=progress.done,
+                    description=markup.escape(progress.line),
+                )
+                if progress.text != step or now - shown_at >= DRAWING_SECONDS:
+                    step, shown_at = progress.text, now
+                    bar.refresh()
+            elif progress.text != step:
                 step, begun_at, shown_at = progress.text, now, now
                 print(step, file=sys.stderr)
             elif now - shown_at >= LINE_SECONDS:

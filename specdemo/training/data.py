@@ -19,7 +19,6 @@ import jinja2
 import numpy as np
 import openvino as ov
 from pydantic import TypeAdapter
-from tqdm import tqdm
 
 from specdemo.engine import cache
 from specdemo.engine.backends import kernels, numerics
@@ -29,6 +28,7 @@ from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
 from specdemo.host.disk import replacing
+from specdemo.host.terminal import Progress, progress_bar
 from specdemo.pairs.loading import LoadedPair
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.training.recipe import TrainSettings
@@ -182,16 +182,18 @@ def write_conversations(
         temperature = 0.0 if number % 2 else random.Random(number).uniform(*TEMPERATURES)
         return _Answer(kind, text, prompt, Sampling(temperature, seed=number))
 
-    with tqdm(total=settings.tokens, initial=count, desc="Writing text", unit=" tokens") as bar:
+    with progress_bar() as report:
         while count < settings.tokens:
             passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
             wanted = -(-(settings.tokens - count) // longest)
             numbers = range(len(known), len(known) + min(GROUP, wanted))
             free = numbers[max(len(unanswered) - len(known), 0) :]
             by_target = _write_instructions(loaded, model, free)
+            written = count
             answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
             for answer in _complete(answers, model, longest, loaded.stop_ids):
-                bar.update(len(answer.tokens))
+                written += len(answer.tokens)
+                report(Progress("Writing text", written, settings.tokens, unit="tokens"))
             path = folder / f"{len(known):07d}.npy"
             _save(path, np.concatenate([row for answer in answers for row in answer.states]))
             group = [answer.conversation(loaded.stop_ids, loaded.tokenizer) for answer in answers]
@@ -267,13 +269,16 @@ class Rows:
 def read_rows(loaded: LoadedPair, groups: Mapping[Path, Sequence[Conversation]]) -> Rows:
     """The rows of all answers. Those whose file has no states yet are read. Raises ModelError."""
     model = None
-    for path, group in tqdm(groups.items(), desc="Reading the target's states"):
-        count = sum(len(conversation.answer) for conversation in group)
-        # With more text, the last group of an earlier run has more conversations.
-        if not path.is_file() or len(np.load(path, mmap_mode="r")) != count:
-            path.parent.mkdir(exist_ok=True)
-            model = model or _opened(loaded)
-            _save(path, _read(model, loaded, group))
+    with progress_bar() as report:
+        for number, (path, group) in enumerate(groups.items()):
+            text = "Reading the target's states"
+            report(Progress(text, number, len(groups), unit="groups of answers"))
+            count = sum(len(conversation.answer) for conversation in group)
+            # With more text, the last group of an earlier run has more conversations.
+            if not path.is_file() or len(np.load(path, mmap_mode="r")) != count:
+                path.parent.mkdir(exist_ok=True)
+                model = model or _opened(loaded)
+                _save(path, _read(model, loaded, group))
     answers, weights = [], []
     for conversation in (conversation for group in groups.values() for conversation in group):
         prompt = tuple(loaded.template.render(conversation.instruction, loaded.tokenizer))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
-from tqdm import tqdm
 
 from specdemo.convert import heads
 from specdemo.convert.weights import Quantized, fit_int4
 from specdemo.engine.messages import DEPTH
 from specdemo.errors import BadInput
 from specdemo.host.disk import replacing
+from specdemo.host.terminal import Progress, progress_bar
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.recipe import TrainSettings
 
@@ -204,10 +204,8 @@ def train(
 
     planned = max(1, round(settings.passes * len(starts) / settings.chains))
     limit, saved = 60 * (settings.minutes or 0), seconds
-    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-    with tqdm(total=1.0, desc="Training", bar_format=form) as bar:
+    with progress_bar() as report:
         while (done := seconds / limit if limit else steps / planned) < 1:
-            bar.update(done - bar.n)
             before = time.monotonic()
             rng = np.random.default_rng(steps)
             chosen = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
@@ -220,7 +218,8 @@ def train(
             keep = min(AVERAGE, steps / (steps + 10))
             current = [parameter.detach() for parameter in parameters]
             torch._foreach_lerp_(averages, current, 1 - keep)
-            bar.set_postfix(agreement=f"{agreement:.3f}")
+            unit = f"%, agreement {agreement:.3f}"
+            report(Progress("Training", round(100 * done), 100, unit=unit))
             seconds += time.monotonic() - before
             if seconds - saved >= settings.checkpoint_seconds:
                 save()
