@@ -428,3 +428,8 @@ def test_the_notebook_runs(session, monkeypatch, capsys):
     # A notebook takes `await` outside of functions.
     asyncio.run(eval(compile(code, "cells", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {}))
     assert "identical: True" in capsys.readouterr().out and pipeline.close.called
+
+
+def test_an_answer_to_text_that_is_no_unicode_is_saved_and_read_back(toy):
+    answer = Pipeline(toy).generate("\ud800 x", max_new_tokens=2)
+    assert from_json(answer.to_json().encode()) == answer and answer.instruction == "? x"

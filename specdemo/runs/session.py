@@ -30,6 +30,7 @@ from specdemo.runs.question import AnswerRun, Prompt, Question, SessionEvent
 from specdemo.runs.trace import Trace
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import Message
+from specdemo.text.tokenizer import valid
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
 
@@ -127,7 +128,7 @@ class Session(AbstractContextManager["Session"]):
         run = self._start(question, request)
         yield from run.events()
         trace = Trace(
-            instruction=question.instruction or self._tokenizer.decode(request.tokens),
+            instruction=valid(question.instruction) or self._tokenizer.decode(request.tokens),
             prompt_tokens=len(request.tokens),
             prompt_reused=request.reused,
             pair=replace(self.info, numerics_found=target.description),
