@@ -315,6 +315,17 @@ def test_a_weight_that_is_no_finite_number_in_16_bits_is_refused(tmp_path, value
         weights.Tensor(path, 0, (2, 2), Type.F32).read(0, 2)
 
 
+def test_a_part_of_a_matrix_with_columns_for_rows_is_read_alone(tmp_path):
+    matrix = np.arange(6 * 8, dtype=np.float16).reshape(6, 8)
+    (path := tmp_path / "weights").write_bytes(bytes(10) + matrix.tobytes())
+    tensor = weights.Tensor(path, 10, (8, 6), Type.F16, swapped=8)
+    assert np.array_equal(tensor.read(2, 5), matrix.T[2:5])
+    assert np.array_equal(tensor.rows(np.arange(4, 8)).read(1, 3), matrix.T[5:7])
+    os.truncate(path, 100)
+    with pytest.raises(FetchError, match="was cut"):
+        tensor.read(2, 8)
+
+
 @pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
 def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     tiny_file, tmp_path, monkeypatch, memory, four
@@ -325,6 +336,16 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     constants = (node for node in model.get_ops() if node.get_type_name() == "Constant")
     kinds = {node.get_element_type().to_string() for node in constants}
     assert "i8" in kinds and ("i4" in kinds) == four
+
+
+def test_further_chat_templates_go_with_the_model(tmp_path):
+    model = tiny_gguf.torch_model("llama")
+    tiny_gguf.saved(tmp_path / "model", model, "float32")
+    further = Path("additional_chat_templates/tool_use.jinja")
+    (tmp_path / "model" / further).parent.mkdir()
+    (tmp_path / "model" / further).write_text("{{ tools }}")
+    xml = exported(tmp_path / "model", "int8")
+    assert (xml.parent / further).read_text() == "{{ tools }}"
 
 
 def test_the_command_exports_a_file(tiny_file, tmp_path, capsys):

@@ -216,6 +216,9 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(tiny
     (copied / "tokenizer.json").unlink()
     with pytest.raises(BadInput, match=r"own has no tokenizer\.json"):
         load_own(copied)
+    (copied / "tokenizer.model").write_bytes(b"pieces")
+    with pytest.raises(BadInput, match=r"own has no tokenizer\.json; `AutoTokenizer"):
+        load_own(copied)
 
 
 def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home, tmp_path):

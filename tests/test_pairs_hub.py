@@ -136,9 +136,11 @@ def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_
 
 
 def test_only_the_files_that_are_needed_are_fetched_with_progress_in_bytes(decoder):
-    seen = []
-    names = {path.name for path in fetch(report=seen.append).folder.iterdir()}
-    assert names == {XML, BIN, "config.json", "tokenizer.json"}
+    seen, template = [], "additional_chat_templates/tool_use.jinja"
+    decoder.files[template] = b"{{ tools }}"
+    folder = fetch(report=seen.append).folder
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {XML, BIN, "config.json", "tokenizer.json", template}
     done = [progress.done for progress in seen]
     assert done == sorted(done) and len(set(done)) > 4
     assert done[-1] == seen[-1].total == sum(len(decoder.files[name]) for name in names)

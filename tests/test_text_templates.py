@@ -354,18 +354,22 @@ def write_config(folder, template) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("source", [TURNS, "several", "a file"])
+@pytest.mark.parametrize("source", [TURNS, "several", "a file", "files"])
 def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
     assert chat_template(tmp_path) is None
     tools_jinja = "{{ tools }}" + TURNS
     several = {"default": TURNS, "tool_use": tools_jinja}
     named = [{"name": name, "template": text} for name, text in several.items()]
     write_config(tmp_path, named if source == "several" else source)
-    if source == "a file":
+    if "file" in source:
         (tmp_path / "chat_template.jinja").write_text(TURNS)
+    if source == "files":  # as transformers 5 saves them
+        further = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+        further.parent.mkdir()
+        further.write_text(tools_jinja)
     template = chat_template(tmp_path)
     assert template.text(user("x")) == "<s>[user] x [model]"
-    assert template.tools_jinja == (tools_jinja if source == "several" else "")
+    assert template.tools_jinja == (tools_jinja if source in ("several", "files") else "")
     assert template.tokens == {"bos_token": "<s>"}
 
 

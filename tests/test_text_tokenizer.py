@@ -3,6 +3,7 @@ special token."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -228,8 +229,17 @@ def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):
 
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(FetchError, match=r"tokenizer\.json is missing, or not"):
+    with pytest.raises(FetchError, match=r"is not a tokenizer that can be read \(Exp"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_part_of_a_newer_tokenizers_file_is_passed_over(tmp_path, tokenizer):
+    path, content = tmp_path / "tokenizer.json", json.loads(tokenizer._parsing.to_str())
+    path.write_text(json.dumps(content | {"new_part": {}}))
+    assert Tokenizer(path).encode("Some text.") == tokenizer.encode("Some text.")
+    path.write_text(json.dumps(content | {"normalizer": {"type": "New"}}))
+    with pytest.raises(FetchError, match=r"tokenizer that can be read \(data did not match"):
+        Tokenizer(path)
 
 
 def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):

@@ -279,6 +279,19 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     assert states == grown > card["text"]["answer_tokens"]
 
 
+def test_states_are_those_of_the_text_as_it_is_now(tiny_llama_pair, tmp_path):
+    path, folder = tmp_path / "own.jsonl", tmp_path / "states"
+    folder.mkdir()
+    kept = []
+    for question in ("Who?", "Who?", "Why?"):
+        path.write_text(json.dumps({"u": question, "a": "Nobody knows."}))
+        groups, _ = data.read_conversations(path, folder, tiny_llama_pair)
+        [file] = groups
+        kept.append(file.is_file())
+        file.write_bytes(b"")
+    assert kept == [False, True, False] and list(folder.iterdir()) == [file]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -153,9 +153,14 @@ class ExportPlan:
             if why := run_module("optimum.commands.optimum_cli", arguments, folder.parent):
                 raise FetchError(f"optimum-intel could not export {self.name}: {why}")
         # The exporters do not write these files, or write them in another form.
-        for path in [*self.source.glob("*.json"), *self.source.glob("*.jinja")]:
+        further = f"{ir.FURTHER_TEMPLATES}/*.jinja"
+        for path in [
+            path for name in ("*.json", "*.jinja", further) for path in self.source.glob(name)
+        ]:
             if path.is_file() and path.name != ir.MANIFEST:
-                shutil.copyfile(path, folder / path.name)
+                copied = folder / path.relative_to(self.source)
+                copied.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copied)
 
 
 def without_marks(source: Path, folder: Path) -> Path:

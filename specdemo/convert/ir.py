@@ -28,6 +28,7 @@ WEIGHTS = "openvino_model.bin"
 HEAD = "openvino_head.xml"  # a draft head (`heads`)
 SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
+FURTHER_TEMPLATES = "additional_chat_templates"  # a folder, as transformers 5 saves them
 JSON_BYTES = 100_000_000
 ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
 GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)

@@ -54,21 +54,33 @@ class Tensor:
         """Bytes in the file, of all rows. Raises ValueError for sizes that the type cannot have."""
         return math.prod(gguf.quant_shape_to_byte_shape(self.shape, self.type))
 
+    def _size(self, values: int) -> int:
+        """Bytes of so many values."""
+        [size] = gguf.quant_shape_to_byte_shape((values,), self.type)
+        return int(size)
+
     def read(self, first: int, end: int) -> np.ndarray:
         """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError, or BadInput
         for a type that the gguf package cannot read."""
         order = np.arange(first, end) if self.order is None else self.order[first:end]
         low, high = int(order.min()), int(order.max()) + 1
         width = math.prod(self.shape[1:])
-        if self.swapped:
-            low, high, width = 0, width, self.swapped
-        [size] = gguf.quant_shape_to_byte_shape((width,), self.type)
+        begins, size = [self.begin + low * self._size(width)], (high - low) * self._size(width)
+        if self.swapped:  # a part of each of the file's rows
+            step = self._size(self.swapped)
+            begins = [self.begin + low * self._size(1) + row * step for row in range(width)]
+            size = (high - low) * self._size(1)
         with open(self.path, "rb", buffering=0) as file:
-            file.seek(self.begin + low * size)
-            raw = file.read((high - low) * size)
-        if len(raw) != (high - low) * size:
+            parts = []
+            for begin in begins:
+                file.seek(begin)
+                parts.append(file.read(size))
+        raw = b"".join(parts)
+        if len(raw) != size * len(begins):
             raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
-        stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
+        stored = np.frombuffer(raw, np.uint8).reshape(
+            -1, size if self.swapped else self._size(width)
+        )
         if self.order is not None and not self.swapped:
             stored = stored[order - low]
         try:
@@ -81,7 +93,7 @@ class Tensor:
         # One of them would make all logits NaN, as one that is infinite in 16 bits.
         if not -_LARGEST <= values.min() <= values.max() <= _LARGEST:
             raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
-        return values[:, order].T if self.swapped else values
+        return values[:, order - low].T if self.swapped else values
 
 
 def weight_group(columns: int) -> int:

@@ -37,7 +37,7 @@ PRELOADED = Path(os.path.expanduser("~/.cache/huggingface/hub"))  # wherever HF_
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
 _SMALL = re.compile(
     rf"(?!{re.escape(ir.MANIFEST)})[^/]+\.(json|jinja|model|txt|py)"
-    r"|openvino_(de)?tokenizer\.(xml|bin)"
+    rf"|openvino_(de)?tokenizer\.(xml|bin)|{ir.FURTHER_TEMPLATES}/[^/]+\.jinja"
 )
 """Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
 

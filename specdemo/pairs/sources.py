@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specdemo.convert import ir
 from specdemo.convert.exporting import export, require_checkpoint
@@ -100,14 +101,28 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         if hub.is_complete(folder):  # also where nothing can be written
             return Snapshot(folder, snapshot.revision)
         config = ir.read_json(snapshot.folder / "config.json")
-        if config and not any(snapshot.folder.glob("tokenizer.*")) and not ir.is_eagle_head(config):
-            raise BadInput(f"{snapshot.folder} has no tokenizer.json; save that there too.")
+        if config and not ir.is_eagle_head(config):
+            _require_tokenizer(snapshot.folder, config)
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not hub.is_complete(folder):
                 export(snapshot.folder, scratch / "ir", weight_format, report, name=source.name)
                 hub.put(scratch / "ir", folder)
         return Snapshot(folder, snapshot.revision)
     return snapshot
+
+
+def _require_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+    """Raise BadInput if a checkpoint has no tokenizer.json, unless optimum-intel, which is to
+    export it, makes one of another file."""
+    from specdemo.convert import checkpoints  # imports OpenVINO
+
+    names = {path.name for path in folder.glob("tokenizer.*")}
+    exported = names and checkpoints.shape_of(config, folder / "config.json") is None
+    if "tokenizer.json" not in names and not exported:
+        raise BadInput(
+            f"{folder} has no tokenizer.json; `AutoTokenizer.from_pretrained(...)."
+            "save_pretrained(...)` of transformers writes one."
+        )
 
 
 def _local(source: Source) -> Snapshot | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from specdemo.convert.ir import TokenizerConfig, read_json, read_text
+from specdemo.convert.ir import FURTHER_TEMPLATES, TokenizerConfig, read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid
@@ -312,6 +312,8 @@ def chat_template(folder: Path) -> Template | None:
     sources = tokens.pop("chat_template")
     if jinja_file.is_file():
         sources["default"] = read_text(jinja_file)
+    for further in (folder / FURTHER_TEMPLATES).glob("*.jinja"):
+        sources[further.stem] = read_text(further)
     if not sources.get("default"):
         return None
     tokens = {name: token for name, token in tokens.items() if token}

@@ -43,6 +43,10 @@ FILL_IN_MARKERS = (
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """The form of special tokens, and of others such as <think>."""
 
+PARTS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer"}
+PARTS |= {"post_processor", "decoder", "model"}
+"""What a tokenizer.json consists of."""
+
 MAX_BYTES = 40_000_000  # of a file, read into 20 times as much memory; 262,000 tokens take 35 MB
 MAX_GROWTH = 32
 PIECE = 100_000  # characters that are encoded without counting their tokens first
@@ -70,13 +74,16 @@ class Tokenizer:
                 if (growth := _growth(content.get(name))) > MAX_GROWTH:
                     why = f"has a {name} that makes texts {growth:,} times as long"
                     raise FetchError(f"{path} {why}; at most {MAX_GROWTH} times can be used.")
+            if newer := content.keys() - PARTS:  # the library reads no file that has them
+                text = json.dumps({name: content[name] for name in content.keys() - newer})
             unknown = content.pop("model").get("unk_token")  # the rest takes much memory
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
         except FetchError:
             raise
         except Exception as error:  # the library raises bare Exception for a malformed file
-            raise FetchError(f"{path} is missing, or not a tokenizer that can be read.") from error
+            why = f"{error!s:.100}".partition("\n")[0]
+            raise FetchError(f"{path} is not a tokenizer that can be read ({why}).") from error
         unmarked = self._unmarked(turns, ends)
         for tokenizer in (self._parsing, self._literal):
             tokenizer.no_padding()

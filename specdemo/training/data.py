@@ -8,6 +8,7 @@ interrupted run continues, and ends with the same data.
 """
 
 import functools
+import hashlib
 import json
 import random
 import tomllib
@@ -122,8 +123,13 @@ def read_conversations(
             conversations.append(Conversation(ANSWERED, True, question, text, answer))
         else:
             unanswered.append(question)
-    starts = range(0, len(conversations), GROUP)
-    groups = {folder / f"{start:07d}.npy": conversations[start : start + GROUP] for start in starts}
+    groups = {}
+    for start in range(0, len(conversations), GROUP):
+        group = conversations[start : start + GROUP]
+        digest = hashlib.sha256(repr(group).encode()).hexdigest()[:16]
+        groups[folder / f"{start:07d}-{digest}.npy"] = group
+    for path in set(folder.glob("*.npy")) - groups.keys():  # of a text before it was edited
+        path.unlink()
     return groups, unanswered
 
 
@@ -274,7 +280,6 @@ def read_rows(loaded: LoadedPair, groups: Mapping[Path, Sequence[Conversation]])
             text = "Reading the target's states"
             report(Progress(text, number, len(groups), unit="groups of answers"))
             count = sum(len(conversation.answer) for conversation in group)
-            # With more text, the last group of an earlier run has more conversations.
             if not path.is_file() or len(np.load(path, mmap_mode="r")) != count:
                 path.parent.mkdir(exist_ok=True)
                 model = model or _opened(loaded)
