@@ -20,7 +20,7 @@ from helpers import fake_peer, served
 from specdemo import cli
 from specdemo.audit import chi_square, properties, server_engine
 from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit, page
-from specdemo.audit.engines import AuditedEngine, NotOffered, imported
+from specdemo.audit.engines import AuditedEngine, NotOffered, imported, reason
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.bench.prompts import read_prompts
@@ -156,6 +156,9 @@ class ToyEngine(AuditedEngine):
     def text(self, tokens):
         return "".join(str(token) for token in tokens if token != 9)
 
+    def self_drafted(self, cases):
+        return 10 * len(cases), 10 * len(cases) - (3 if self.method == "rejects" else 0)
+
     def prompt_tokens(self, conversation):
         return sum(len(text.split()) for text in conversation) + 3
 
@@ -206,6 +209,7 @@ def result_of(name: str, engine: AuditedEngine, plan: Plan = PLAN) -> Cell:
         (ToyEngine("right"), set()),
         (ToyEngine("accepts drafts", accept_first), {"seed", "sampling"}),
         (BatchVariant("depends on others"), {"batch"}),
+        (ToyEngine("rejects"), {"self"}),
         (ToyEngine("runs on", run_on), {"end", "stop", "penalties", "greedy", "context"}),
         (ToyEngine("fails", fail), {"sampling", "seed"}),
     ],
@@ -237,6 +241,29 @@ def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is
     example = result.counterexample
     assert example["position"] == 3 and example["autoregressive"] != example["speculative"]
     assert len(example["prompt"][0]) == min(map(len, PLAN.prompts))
+
+
+def test_the_share_that_the_target_rejects_of_its_own_draft_is_named_once_for_all_methods():
+    subject = Subject(ToyEngine("rejects"))
+    cell = cell_of("self", subject, PLAN)
+    assert (cell.cases, cell.failures) == (90, 3) and "3 of 90 draft tokens rejected" in cell.note
+    again = cell_of("self", Subject(ToyEngine("another"), subject.baselines), PLAN)
+    assert again == cell, "the same target"
+    row = AuditRow("toy", "rejects", "pair", {}, {"self": cell})
+    [shown], _ = audit_command._tables(AuditReport(rows=[row])).values()
+    assert shown["own draft"] == "fail, 3.3% rejected"
+
+
+@pytest.mark.parametrize(
+    ("settings", "spoil", "cause"),
+    [
+        ({"max_new_tokens": 5}, lambda tokens, _: [*tokens, 1, 2], "too many tokens"),
+        ({"stop": ("3", "4", "5", "6", "7")}, run_on, "runs on after a stop string"),
+    ],
+)
+def test_an_answer_that_runs_on_is_told_from_another_answer(settings, spoil, cause):
+    case = (PROMPTS[0],), dataclasses.replace(PLAN.settings, **settings)
+    assert Subject(ToyEngine("runs on", spoil)).compare([case]).note == f"1 of 1: {cause}"
 
 
 def test_an_engine_that_gives_two_answers_is_not_repeatable():
@@ -297,7 +324,7 @@ def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
     html = page(report)
     assert "<script>alert" not in html and "&lt;script&gt;" in html and "default-src 'none'" in html
     assert "from the model's own frequencies" in html
-    assert "✓ toy:</strong>\nlossless in all 10 tests" in html
+    assert "✓ toy:</strong>\nlossless in all 11 tests" in html
     assert "openvino.genai/issues/4190" in html and "has ended" in html
 
 
@@ -318,6 +345,29 @@ def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(ti
     assert "no reason" in cells[3].note
     assert result_of("batch", engines[0]).result == "pass"
     assert result_of("sampling", engines[0]).result == "not offered"
+
+
+def test_a_call_of_a_peer_that_fails_once_is_repeated_and_said(tiny_llama_pair):
+    calls = itertools.count()
+    once = fake_peer(tiny_llama_pair, "same", fails=lambda *_: next(calls) == 0)
+    [engine] = audited_peers([fake_peer(tiny_llama_pair, "autoregressive"), once], 3)
+    cell = result_of("greedy", engine)
+    assert cell.result == "pass"
+    assert cell.note == "1 failed and succeeded when repeated: fake/same failed: no reason"
+    assert not result_of("greedy", engine).note, "said where it happened"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("Exception from src/a.cpp:1:\nCheck 'x' failed at src/b.cpp:2:\nNo room.\n\n", "No room."),
+        ("isin() received an invalid argument, expected one of:\n * (Tensor a)\n", "isin() rec"),
+        ("Check 'x > 1' failed at src/b.cpp:2:\n", "Check 'x > 1' failed"),
+        ("", "ValueError()"),
+    ],
+)
+def test_of_a_message_of_many_lines_the_one_that_says_why_is_shown(message, line):
+    assert reason(ValueError(*filter(None, [message]))).startswith(line)
 
 
 def test_an_engine_of_a_users_own_is_imported_by_name():

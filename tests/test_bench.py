@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from functools import partial
 from types import SimpleNamespace
@@ -146,15 +147,25 @@ def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(faili
     assert "no reason" in report.details.skipped["fake/speculative (kind)"]
 
 
+def test_a_peer_that_answers_too_long_or_at_a_second_try_only_is_measured_all_the_same():
+    calls = itertools.count()
+    peer = peer_of(tokens=(1,) * 200, fails=lambda *_: next(calls) == 0)
+    report = report_of(peers=[peer])
+    assert report.peers["fake/speculative"]["tokens_per_s"] == (SETTINGS.max_new_tokens - 1) / 0.5
+    assert report.details.skipped == {
+        "fake/speculative (kind), a call": "It was repeated: fake/speculative failed: no reason"
+    }
+
+
 def llama_server(request: httpx.Request) -> httpx.Response:
-    """Completes a prompt with the sum of its ids and the draft length."""
+    """Completes a prompt with the sum of its ids and a constant."""
     body = json.loads(request.content)
-    tokens = [sum(body["prompt"]), body.get("speculative.n_max", 0)][: body["n_predict"]]
+    tokens = [sum(body["prompt"]), 8][: body["n_predict"]]
     top = [{"id": 1, "logprob": -0.5}, {"id": 2, "logprob": -len(body["prompt"])}]
     reply = {
         "tokens": tokens,
         "stop_type": "limit" if len(tokens) == body["n_predict"] else "eos",
-        "timings": {"predicted_ms": 500},
+        "timings": {"predicted_ms": 500, "draft_n": 4, "draft_n_accepted": 3},
         "completion_probabilities": [{"top_logprobs": top[: body.get("n_probs", 0)]}],
     }
     return httpx.Response(200, json=reply)
@@ -181,14 +192,19 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
             list(peers_of("llama-cpp", dataclasses.replace(pair, target=target), {}))
     (tmp_path / SOURCE).touch()
     ways = list(peers_of("llama-cpp", pair, {}))
-    names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
+    names = ["autoregressive", *["ngram-mod"] * 2, "ngram-simple", *["draft-simple"] * 2]
     assert [way.title for way in ways] == [f"llama-cpp/{name}" for name in names]
     prompt = pair.template.render("Hello", pair.tokenizer)
     last = ways[-1]
     assert last.answers([("Hello",)], Settings(max_new_tokens=9)) == [((sum(prompt), 8, 9), 0.5)]
     assert last.answers([("Hello",)], Settings(max_new_tokens=1)) == [((sum(prompt),), 0.5)]
     [(program, options)] = begun
-    assert program == __file__ and options[-3:] == ("draft-simple", "-md", str(tmp_path / SOURCE))
+    draft = ("draft-simple", "-md", str(tmp_path / SOURCE), "--spec-draft-n-max")
+    assert program == __file__ and options[-5:] == (*draft, "8")
+    assert ways[-2].answers([("Hello",)], Settings(max_new_tokens=1))
+    assert begun[-1][1][-5:] == (*draft, "3"), "a server for each length"
+    assert last.self_drafted([(("Hello",), Settings(draft_tokens=4))] * 2) == (8, 6)
+    assert begun[-1][1][-5:] == (*draft, "4")
     assert last.margins(("Hello",), (5,), (1, 2)) == (len(prompt) + 0.5,) * 2
     assert last.margins(("Hello",), (5,), (1, 3)) is None  # it does not tell the logit of 3
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))

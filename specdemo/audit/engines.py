@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
@@ -51,6 +52,7 @@ class AuditedEngine:
     context_limit: int | None = None
     couplings: tuple[Coupling, ...] = ("shared",)  # each is sampled; other engines ignore it
     parallel = 1  # requests that `generate_many` takes, each with settings of its own
+    repeated: Sequence[str] = ()  # messages of calls that failed, and succeeded when repeated
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool
@@ -78,6 +80,11 @@ class AuditedEngine:
         """The logit of the first token of `pair` minus that of the second after the answer's
         `tokens`: in a forward of one token, and in one of many tokens. None if not known."""
         return None
+
+    def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
+        """The draft tokens of all answers with the target as its own draft model, and how many were
+        accepted, which "self" needs. Raises RequestFailed or NotOffered."""
+        raise NotImplementedError
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
         """The exact probability of each beginning of `tokens` tokens. Empty if not known: then
@@ -138,6 +145,9 @@ TimedAnswer = tuple[tuple[int, ...], float]
 Generate = Callable[[int | None, list[list[int]], Settings], list[TimedAnswer]]
 """Answers prompts at once, with this draft length."""
 
+SelfDrafted = Callable[[list[list[int]], Settings], tuple[int, int]]
+"""Draft tokens of the answers to these prompts, one at a time, and how many were accepted."""
+
 Logits = Callable[[list[int], list[int], int], np.ndarray]
 """The logits, float32 [vocabulary], after a prompt and the first tokens of its answer. The last
 forward runs as many tokens as the third argument. NaN where the engine does not tell a logit."""
@@ -159,8 +169,12 @@ class Peer(PairEngine):
     logits: Logits
     length: int | None = None
     baseline: Peer | None = None
+    self_draft: SelfDrafted | None = None
+    repeated: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.self_draft:
+            self.offers |= {"self"}
         if self.length:
             self.variant = f"K={self.length}"
         self.facts = {"variant": self.variant, **self.properties}
@@ -173,15 +187,29 @@ class Peer(PairEngine):
     def answers(
         self, conversations: Sequence[Conversation], settings: Settings
     ) -> list[TimedAnswer]:
-        """Answers of requests that are active at once. Raises RequestFailed with the engine's
-        message."""
+        """Answers of requests that are active at once. A call that fails is repeated once. Raises
+        RequestFailed with the engine's message."""
         try:
+            return self._answers(conversations, settings)
+        except RequestFailed as failure:
+            answers = self._answers(conversations, settings)
+            self.repeated.append(str(failure))
+            return answers
+
+    def _answers(
+        self, conversations: Sequence[Conversation], settings: Settings
+    ) -> list[TimedAnswer]:
+        with self._failures():
             return self.load()(self.length, list(map(self.prompt, conversations)), settings)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
         except NotOffered:
             raise
         except Exception as error:
-            last = (str(error).strip() or repr(error)).splitlines()[-1]
-            raise RequestFailed(f"{self.title} failed: {last[:200]}") from error
+            raise RequestFailed(f"{self.title} failed: {reason(error)}") from error
 
     def generate(
         self, conversation: Conversation, settings: Settings, speculative: bool
@@ -206,9 +234,22 @@ class Peer(PairEngine):
         margins = float(short[first] - short[second]), float(long[first] - long[second])
         return None if any(map(isnan, margins)) else margins
 
+    def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
+        assert self.self_draft
+        with self._failures():
+            return self.self_draft([self.prompt(prompt) for prompt, _ in cases], cases[0][1])
+
     def close(self) -> None:
         for way in filter(None, (self, self.baseline)):
             way.load.cache_clear()
+
+
+def reason(error: Exception) -> str:
+    """The line of an engine's message that says why: OpenVINO's come after the places in its
+    sources, others' before signatures."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("Exception from ", "Check '"))]
+    return (said[:1] or lines[-1:] or [repr(error)])[0][:200]
 
 
 def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
@@ -227,6 +268,7 @@ def audited(peers: Sequence[Peer], length: int) -> Iterator[AuditedEngine]:
         suffix = OWN_PROPERTIES if method.endswith(OWN_PROPERTIES) else ""
         baseline = ways[AUTOREGRESSIVE + suffix]
         if way is not baseline:
+            baseline = replace(baseline, repeated=way.repeated)
             yield replace(way, baseline=baseline, length=way.length and length)
 
 

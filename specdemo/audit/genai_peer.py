@@ -1,7 +1,8 @@
 """OpenVINO GenAI as a peer, on the same IR."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Pe
                 load=cache(partial(_load, loaded, method, chosen, backend)),
                 offers=engines.ALL_OFFERED | {"batch"},
                 logits=partial(ir_logits, loaded, tuple(chosen.items())),
+                self_draft=partial(_self_draft, loaded, chosen),
             )
 
 
@@ -51,6 +53,37 @@ def _load(
     loaded: LoadedPair, method: str, properties: dict[str, str], backend: str
 ) -> engines.Generate:
     """The seconds of answers are from GenAI's own metrics."""
+    ask = _pipeline(loaded, method, properties, backend)
+
+    def generate(
+        length: int | None, prompts: list[list[int]], settings: Settings
+    ) -> list[engines.TimedAnswer]:
+        result = ask(length, prompts, settings)
+        times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
+        seconds = (times[-1] - times[0]) / 1e3 if len(times) else 0.0
+        return [(tuple(tokens), seconds) for tokens in result.tokens]
+
+    return generate
+
+
+def _self_draft(
+    loaded: LoadedPair, properties: dict[str, str], prompts: list[list[int]], settings: Settings
+) -> tuple[int, int]:
+    """As `engines.SelfDrafted`."""
+    itself = replace(loaded, draft=loaded.target, draft_device=loaded.device)
+    ask = _pipeline(itself, "speculative", properties, "PA")
+    drafted = accepted = 0
+    for prompt in prompts:
+        metrics = ask(settings.draft_tokens, [prompt], settings).extended_perf_metrics
+        accepted += metrics.get_num_accepted_tokens()
+        drafted += metrics.get_num_accepted_tokens() + metrics.get_num_rejected_tokens()
+    return drafted, accepted
+
+
+def _pipeline(
+    loaded: LoadedPair, method: str, properties: dict[str, str], backend: str
+) -> Callable[[int | None, list[list[int]], Settings], Any]:
+    """A function that gives GenAI's result for prompts and a draft length."""
     import openvino_genai as genai
 
     target = engines.require_ir(loaded, "openvino-genai")
@@ -72,9 +105,7 @@ def _load(
     model_files = (str(target.parent), tokenizer) if tokenizer else (str(target.parent),)
     pipeline = genai.LLMPipeline(*model_files, loaded.device, **properties, **options)
 
-    def generate(
-        length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[engines.TimedAnswer]:
+    def ask(length: int | None, prompts: list[list[int]], settings: Settings) -> Any:
         if (settings.stop or settings.json_schema) and tokenizer is None:
             raise engines.NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
         config = genai.GenerationConfig(
@@ -99,12 +130,9 @@ def _load(
         padded = [[0] * (longest - len(ids)) + ids for ids in prompts]
         mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
         inputs = [ov.Tensor(np.array(rows, np.int64)) for rows in (padded, mask)]
-        result = pipeline.generate(genai.TokenizedInputs(*inputs), config)
-        times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
-        seconds = (times[-1] - times[0]) / 1e3 if len(times) else 0.0
-        return [(tuple(tokens), seconds) for tokens in result.tokens]
+        return pipeline.generate(genai.TokenizedInputs(*inputs), config)
 
-    return generate
+    return ask
 
 
 def _tokenizer(folder: Path) -> Any:

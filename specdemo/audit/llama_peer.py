@@ -1,10 +1,12 @@
 """llama.cpp's own server as a peer, on the GGUF files that a pair was converted from."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from importlib.util import find_spec
@@ -23,6 +25,9 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
 LIKELIEST = 100  # tokens whose probabilities are asked for
+SHORT_NGRAMS = tuple(
+    "--spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 1 --spec-ngram-mod-n-max 16".split()
+)
 
 
 def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
@@ -44,24 +49,41 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Pe
     threads = str(processors())
     options = ["-m", str(target), "-c", str(loaded.context_limit), "-t", threads]
     options += ["-np", "1", "--offline", "--no-ui", "--spec-type"]
-    kinds: dict[str, list[str]] = {"none": [], "ngram-mod": [], "ngram-simple": []}
+    server = partial(_Server, program, options, loaded)
+    plain = cache(partial(server, "none"))
+    ways: list[tuple[str, str, Any]] = [
+        (engines.AUTOREGRESSIVE, "none", plain),
+        # First the shorter one, which the audit tests: the default needs a match of 24 tokens.
+        ("ngram-mod", "n-match 8", cache(partial(server, "ngram-mod", *SHORT_NGRAMS))),
+        ("ngram-mod", "default", cache(partial(server, "ngram-mod"))),
+        ("ngram-simple", "default", cache(partial(server, "ngram-simple"))),
+    ]
     if draft:
-        kinds["draft-simple"] = ["-md", str(draft)]
-    servers = {
-        kind: cache(partial(_Server, program, [*options, kind, *more], loaded))
-        for kind, more in kinds.items()
-    }
-    for kind, load in servers.items():
+        with_draft = partial(server, "draft-simple", "-md", str(draft))
+        ways.append(("draft-simple", "", cache(partial(_of_lengths, with_draft))))
+    itself = partial(server, "draft-simple", "-md", str(target))
+    for method, variant, load in ways:
         yield engines.Peer(
             loaded=loaded,
             name="llama-cpp",
-            method=engines.AUTOREGRESSIVE if kind == "none" else kind,
-            variant=kind,
+            method=method,
+            variant=variant,
             properties={"threads": threads},
             load=load,
             offers=engines.ALL_OFFERED,
-            logits=lambda *arguments: servers["none"]().logits(*arguments),
+            logits=lambda *arguments: plain().logits(*arguments),
+            self_draft=lambda *request: itself(*_n_max(request[1].draft_tokens)).drafted(*request),
         )
+
+
+def _n_max(length: int | None) -> tuple[str, ...]:
+    return ("--spec-draft-n-max", str(length)) if length else ()
+
+
+def _of_lengths(server: Callable[..., _Server]) -> engines.Generate:
+    """A server for each draft length, which requests cannot change."""
+    started_with = cache(lambda length: server(*_n_max(length)))
+    return lambda length, *request: started_with(length)(length, *request)
 
 
 def _gguf_of(model: object) -> Path | None:
@@ -73,18 +95,35 @@ def _gguf_of(model: object) -> Path | None:
 class _Server:
     """A running llama-server, which ends with this object. Called as `engines.Generate`."""
 
-    def __init__(self, program: str, options: Sequence[str], loaded: LoadedPair):
+    def __init__(
+        self, program: str, options: Sequence[str], loaded: LoadedPair, kind: str, *more: str
+    ):
         self._stop_ids, self._vocabulary = loaded.stop_ids, loaded.tokenizer.vocabulary_size
         resources = ExitStack()
         weakref.finalize(self, resources.close)
-        server = resources.enter_context(started(*options, program=program))
+        server = resources.enter_context(started(*options, kind, *more, program=program))
         self._client = httpx.Client(base_url=server.url, timeout=None)
 
     def __call__(
         self, length: int | None, prompts: list[list[int]], settings: Settings
     ) -> list[engines.TimedAnswer]:
-        """The seconds are the server's own."""
+        """The seconds are the server's own; it was started with the draft length."""
         [ids] = prompts
+        reply = self._answer(ids, settings)
+        tokens, ended = reply["tokens"], reply["stop_type"] == "eos"
+        if ended and (not tokens or tokens[-1] not in self._stop_ids):
+            tokens.append(min(self._stop_ids))
+        return [(tuple(tokens), reply["timings"]["predicted_ms"] / 1e3)]
+
+    def drafted(self, prompts: list[list[int]], settings: Settings) -> tuple[int, int]:
+        """As `engines.SelfDrafted`."""
+        timings = [self._answer(ids, settings)["timings"] for ids in prompts]
+        drafted, accepted = (
+            sum(each.get(name, 0) for each in timings) for name in ("draft_n", "draft_n_accepted")
+        )
+        return drafted, accepted
+
+    def _answer(self, ids: list[int], settings: Settings) -> Any:
         body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": settings.max_new_tokens,
@@ -101,15 +140,9 @@ class _Server:
             "presence_penalty": settings.presence_penalty,
             "frequency_penalty": settings.frequency_penalty,
         }
-        if length:
-            body["speculative.n_max"] = length
         if settings.json_schema:
             body["json_schema"] = json.loads(settings.json_schema)
-        reply = self._complete(body)
-        tokens, ended = reply["tokens"], reply["stop_type"] == "eos"
-        if ended and (not tokens or tokens[-1] not in self._stop_ids):
-            tokens.append(min(self._stop_ids))
-        return [(tuple(tokens), reply["timings"]["predicted_ms"] / 1e3)]
+        return self._complete(body)
 
     def logits(self, prompt: list[int], tokens: list[int], width: int) -> np.ndarray:
         """As `engines.Logits`, less a constant; NaN but for the LIKELIEST tokens."""

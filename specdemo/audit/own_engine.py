@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdemo.audit.engines import Conversation, Outcomes, PairEngine, messages
+from specdemo.audit.engines import Case, Conversation, Outcomes, PairEngine, messages
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.request import NextToken
 from specdemo.pairs.loading import LoadedPair
@@ -19,7 +19,7 @@ class OwnEngine(PairEngine):
     the default."""
 
     name = "specdemo"
-    offers = frozenset("seed batch sampling end stop schema penalties context".split())
+    offers = frozenset("seed self batch sampling end stop schema penalties context".split())
     parallel = 8
 
     def __init__(self, session: Session, drafter: Drafter):
@@ -37,6 +37,17 @@ class OwnEngine(PairEngine):
     ) -> Sequence[int | str]:
         settings = replace(settings, drafter=self._drafter if speculative else "none")
         return trace_of(self._session.ask(Question(messages(conversation), settings))).token_ids
+
+    def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
+        itself: dict[str, Any] = {"draft": self.loaded.target, "draft_device": self.loaded.device}
+        itself |= {"head": None, "head_layers": (), "draft_token_ids": None, "translation": None}
+        with Session(replace(self.loaded, **itself), background=False) as session:
+            traces = [
+                trace_of(session.ask(Question(messages(prompt), replace(how, drafter="model"))))
+                for prompt, how in cases
+            ]
+        rounds = [each for trace in traces for each in trace.rounds]
+        return sum(len(each.drafted) for each in rounds), sum(each.accepted for each in rounds)
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
         turns = messages(conversation)

@@ -110,7 +110,12 @@ class Subject:
                 differences.append(failed | {"cause": str(error)})
                 continue
             if answer != expected:
-                differences.append(self.difference(case[0], expected, answer))
+                difference = self.difference(case[0], expected, answer)
+                if len(answer) > case[1].max_new_tokens:
+                    difference["cause"] = "too many tokens"
+                elif case[1].stop and answer[: len(expected)] == expected:
+                    difference["cause"] = "runs on after a stop string"
+                differences.append(difference)
             elif fault and (cause := fault(self.engine.text(answer))):
                 differences.append(failed | {"position": len(answer), "cause": cause})
         return compared(len(cases), differences)
@@ -177,6 +182,7 @@ SCHEMA |= {"additionalProperties": False}
 
 MAX_CASES = 20  # of the properties other than greedy
 BATCH = 8  # requests that are active at once
+SELF_DRAFTED = 10  # prompts that the target also drafts for itself
 SEEDED_TOKENS = 24
 CONTEXT_TOKENS = 24  # of the answer that fills the context
 
@@ -205,6 +211,20 @@ def repeat(subject: Subject, plan: Plan) -> Cell:
     cases = [(prompt, how) for prompt, greedy in plan.greedy(BATCH) for how in (greedy, sampled)]
     answers = [(subject.answer(*case), subject.answer(*case)) for case in cases]
     return subject.judge(cases, answers, "not repeatable")
+
+
+def self_draft(subject: Subject, plan: Plan) -> Cell:
+    """The target as its own draft model proposes what it chooses, and must accept all of it."""
+    if "self" not in subject.baselines:  # the same for all methods
+        cases = plan.greedy(SELF_DRAFTED, draft_tokens=plan.settings.draft_tokens or DRAFT_TOKENS)
+        subject.baselines["self"] = subject.engine.self_drafted(cases)
+    drafted, accepted = subject.baselines["self"]
+    if not drafted:
+        raise NotOffered("The target as its own draft model drafted no token.")
+    rejected = drafted - accepted
+    note = f"{rejected} of {drafted} draft tokens rejected ({rejected / drafted:.1%})"
+    example = {"prompt": (), "position": -1, "cause": note} if rejected else None
+    return Cell("fail" if rejected else "pass", drafted, rejected, note, example)
 
 
 def batch(subject: Subject, plan: Plan) -> Cell:
@@ -356,6 +376,9 @@ PROPERTIES = {
     "greedy": Property("greedy identity", "Drafts change answers that are not sampled.", greedy),
     "seed": Property("same seed", "Drafts change the sampled answer of a seed.", seed),
     "repeat": Property("repeatability", "A reported error may not recur.", repeat),
+    "self": Property(
+        "own draft", "The target drafts other tokens than it verifies: answers change.", self_draft
+    ),
     "batch": Property("batch invariance", "Other requests change an answer.", batch),
     "sampling": Property(
         "sampled distribution",
@@ -375,9 +398,14 @@ def cell_of(name: str, subject: Subject, plan: Plan) -> Cell:
     """The cell of the property `name`."""
     if name not in ("greedy", "repeat") and name not in subject.engine.offers:
         return Cell("not offered")
+    before = len(subject.engine.repeated)
     try:
-        return PROPERTIES[name].test(subject, plan)
+        cell = PROPERTIES[name].test(subject, plan)
     except (NotOffered, BadInput) as error:
-        return Cell("not offered", note=str(error))
+        cell = Cell("not offered", note=str(error))
     except RequestFailed as error:
-        return Cell("fail", 1, 1, str(error), {"prompt": (), "position": -1, "cause": "error"})
+        cell = Cell("fail", 1, 1, str(error), {"prompt": (), "position": -1, "cause": "error"})
+    if again := subject.engine.repeated[before:]:
+        calls = f"{len(again)} failed and succeeded when repeated: {again[0]}"
+        cell = replace(cell, note="; ".join(filter(None, (cell.note, calls))))
+    return cell

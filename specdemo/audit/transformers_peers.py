@@ -91,7 +91,8 @@ class _Models:
         times: list[float] = []  # of the prompt, then of each round
         stop_ids = self.loaded.stop_ids
         options = engines.sampling_options(settings, 0) | {
-            "eos_token_id": None if settings.ignore_eos else sorted(stop_ids) or None,
+            # Prompt lookup needs an end token, which may be none of the vocabulary.
+            "eos_token_id": [-1] if settings.ignore_eos else sorted(stop_ids) or [-1],
             "pad_token_id": min(stop_ids, default=0),
             "streamer": SimpleNamespace(put=lambda _: times.append(perf_counter()), end=list),
         }

@@ -288,10 +288,14 @@ class PeerAnswers:
             variant = f"{peer.title} ({peer.variant})"
             yield variant
             try:
-                self._answers[peer] += peer.answers([(instruction,)], settings)
+                limit = settings.max_new_tokens  # prompt lookup of transformers exceeds it
+                answers = peer.answers([(instruction,)], settings)
+                self._answers[peer] += [(ids[:limit], seconds) for ids, seconds in answers]
             except (RequestFailed, NotOffered) as error:
                 del self._answers[peer]
                 self.skipped[variant] = str(error)
+            if peer.repeated:
+                self.skipped[f"{variant}, a call"] = f"It was repeated: {peer.repeated[0]}"
 
     def forget(self) -> None:
         self._answers = {peer: [] for peer in self._answers}

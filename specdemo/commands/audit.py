@@ -23,6 +23,7 @@ from specdemo.runs.trace import as_json
 if TYPE_CHECKING:
     from specdemo.audit.auditor import AuditReport
     from specdemo.audit.engines import AuditedEngine
+    from specdemo.audit.properties import Cell
     from specdemo.runs.session import Session
 
 MANNERS = "| Be brief.| Give reasons.| Use a list.| Be formal.| Use rhymes.| Joke.".split("|")
@@ -32,7 +33,17 @@ EngineName = Annotated[
     str, Field(pattern=r"^(openvino-genai|llama-cpp|transformers|optimum-intel|[\w.]+:\w+)$")
 ]
 PropertyName = Literal[
-    "greedy", "seed", "repeat", "batch", "sampling", "end", "stop", "schema", "penalties", "context"
+    "greedy",
+    "seed",
+    "repeat",
+    "self",
+    "batch",
+    "sampling",
+    "end",
+    "stop",
+    "schema",
+    "penalties",
+    "context",
 ]
 
 
@@ -155,15 +166,22 @@ def _engines(
 def _tables(report: AuditReport) -> dict[str, Table]:
     from specdemo.audit.properties import PROPERTIES
 
-    results, failures = [], []
+    results, notes = [], []
     for row in report.rows:
         subject = {"engine": row.engine, "method": row.method, "pair": row.pair}
         cells = {
-            prop.title: row.cells[name].result.replace("not offered", "-")
+            prop.title: _said(name, row.cells[name])
             for name, prop in PROPERTIES.items()
             if name in row.cells
         }
         results.append(subject | cells)
-        for name, cell in row.failures.items():
-            failures.append(subject | {"property": PROPERTIES[name].title, "why": cell.note})
-    return {"Who is lossless": results, **({"Failures": failures} if failures else {})}
+        for name, cell in row.cells.items():
+            if cell.note and cell.result != "not offered":
+                said = {"property": PROPERTIES[name].title, "result": cell.result}
+                notes.append(subject | said | {"note": cell.note})
+    return {"Who is lossless": results, **({"Notes": notes} if notes else {})}
+
+
+def _said(name: str, cell: Cell) -> str:
+    share = f", {cell.failures / cell.cases:.1%} rejected" if name == "self" and cell.cases else ""
+    return cell.result.replace("not offered", "-") + share
