@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, python
 
 from specdemo.host import hardware
+from specdemo.runs.session import Session
 
 INTERRUPTED_IMPORT = """
 import os, runpy, signal, sys
@@ -248,3 +249,90 @@ def test_where_the_counters_cannot_be_read_there_are_no_joules(tmp_path, trouble
         (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
         (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # root may read every file
     assert hardware.EnergyMeter(tmp_path).joules is None
+
+
+# What a container may use
+
+
+def in_groups(monkeypatch, tmp_path, membership: str, files: dict[str, str]) -> None:
+    """Let this process be in control groups, whose `files` are by their paths."""
+    for name, text in files.items():
+        (path := tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "membership").write_text(membership)
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(hardware, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(hardware, "visible_processors", lambda: 4)
+
+
+UNLIMITED = {"cpu.max": "max 100000", "memory.max": "max"}
+V1 = "3:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc\n1:name=systemd:/docker/abc\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "threads", "share"),
+    [
+        ("0::/\n", UNLIMITED, 4, 1.0),
+        ("0::/\n", {}, 4, 1.0),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1, 0.5),  # docker run --cpus=0.5
+        ("0::/\n", {"cpu.max": "100000 100000"}, 1, 1.0),
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1, 1.0),
+        ("0::/\n", {"cpu.max": "800000 100000"}, 4, 1.0),
+        # systemd's CPUQuota of a service, and a tighter one of the slice that contains it
+        ("0::/a.slice/b.service\n", {"a.slice/b.service/cpu.max": "20000 100000"}, 1, 0.2),
+        (
+            "0::/a.slice/b.service\n",
+            {"a.slice/b.service/cpu.max": "300000 100000", "a.slice/cpu.max": "200000 100000"},
+            2,
+            1.0,
+        ),
+        ("0::/docker/of/the/host\n", {"cpu.max": "200000 100000"}, 2, 1.0),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "50000"}, 4, 1.0),  # without a period: no limit
+        (
+            V1,
+            {"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            1,
+            0.5,
+        ),
+        (
+            V1,
+            {
+                "cpu/docker/abc/cpu.cfs_quota_us": "200000",
+                "cpu/docker/abc/cpu.cfs_period_us": "100000",
+                "cpu/cpu.cfs_quota_us": "-1",
+                "cpu/cpu.cfs_period_us": "100000",
+            },
+            2,
+            1.0,
+        ),
+        ("nonsense", {"cpu.max": "50000 100000"}, 4, 1.0),
+    ],
+)
+def test_threads_are_as_many_as_a_quota_pays_for(
+    monkeypatch, tmp_path, membership, files, threads, share
+):
+    in_groups(monkeypatch, tmp_path, membership, files)
+    assert hardware.processors() == threads
+    assert hardware.usual_share() == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("membership", "file"),
+    [
+        ("0::/\n", "memory.max"),
+        ("0::/a/b\n", "a/memory.max"),
+        (V1, "memory/docker/abc/memory.limit_in_bytes"),
+        (V1, "memory/memory.limit_in_bytes"),
+    ],
+)
+def test_memory_is_limited_by_every_group_that_contains_the_process(
+    monkeypatch, tmp_path, membership, file
+):
+    in_groups(monkeypatch, tmp_path, membership, {file: "1000000000\n", "x/memory.max": "5"})
+    assert hardware.memory_bytes() == 1_000_000_000
+
+
+def test_a_session_has_the_threads_that_a_quota_pays_for(monkeypatch, tmp_path, tiny_llama_pair):
+    in_groups(monkeypatch, tmp_path, "0::/\n", {"cpu.max": "100000 100000"})
+    with Session(tiny_llama_pair, background=False) as session:
+        assert session.engine.target("exact").model.threads == 1

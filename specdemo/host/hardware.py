@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,8 @@ NEARLY = 0.85
 """Share of the limit on addresses above which any failure counts as a lack of memory: a library
 that cannot be mapped leads to many kinds of errors."""
 
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # Linux only
+
 POWERCAP = Path("/sys/class/powercap")  # Linux only; most systems let only root read the counters
 PACKAGES = "intel-rapl:[0-9]*/energy_uj"  # AMD's processors have this name too
 
@@ -35,10 +38,8 @@ PACKAGES = "intel-rapl:[0-9]*/energy_uj"  # AMD's processors have this name too
 def memory_bytes() -> int:
     """Bytes of memory of this machine, or the limit of the container or the shell."""
     total: int = min(psutil.virtual_memory().total, _address_limit() or sys.maxsize)
-    for path in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such control group, or "max"
-            total = min(total, int(Path("/sys/fs/cgroup", path).read_text()))
-    return total
+    limits = [*_group_limits("", "memory.max"), *_group_limits("memory", "memory.limit_in_bytes")]
+    return min([total, *(limit for [limit] in limits)])
 
 
 def require_memory(needed: int, what: str) -> None:
@@ -112,19 +113,50 @@ def own_bytes() -> int:
 
 
 def processors() -> int:
+    """How many this process may use at once: those of its affinity, but no more than its quota of
+    processor time pays for. One thread more stops all of them once the quota is spent."""
+    quota = _quota()
+    return visible_processors() if quota is None else min(visible_processors(), max(int(quota), 1))
+
+
+def visible_processors() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def usual_share() -> float:
-    """The most of the processor time that threads on all processors can get: less than 1 in a
-    container that may use fewer than it sees."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # no such control group, or "max"
-            texts = [Path("/sys/fs/cgroup", name).read_text() for name in names]
-            quota, period = map(int, " ".join(texts).split())
-            return min(1.0, quota / period / processors()) if quota > 0 else 1.0
-    return 1.0
+    """The most of the time of `processors()` that this process can get: less than 1 where its quota
+    is less than one processor."""
+    quota = _quota()
+    return 1.0 if quota is None else min(1.0, quota / processors())
+
+
+def _quota() -> float | None:
+    """Processors that the control groups of this process pay for (`docker run --cpus`, systemd's
+    CPUQuota); None without a limit."""
+    limits = [*_group_limits("", "cpu.max")]
+    limits += _group_limits("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas = [quota / period for quota, period in limits if quota > 0 and period > 0]
+    return min(quotas, default=None)
+
+
+def _group_limits(controller: str, *files: str) -> Iterator[list[int]]:
+    """The numbers in `files` of this process's control groups: of its own and of all that contain
+    it. Version 1 has a hierarchy for each `controller`, version 2 a single one (""). In a container
+    the path of the own group may be that of the host, and the groups begin at the root."""
+    with suppress(OSError, ValueError):
+        for line in MEMBERSHIP.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller not in controllers.split(","):
+                continue
+            for root in {CGROUPS / controllers, CGROUPS / controller}:
+                group = root.joinpath(path.lstrip("/"))
+                for folder in (group, *group.parents):
+                    if folder.is_relative_to(root):
+                        # A group without such a limit: no file, "max", or (version 1) -1.
+                        with suppress(OSError, ValueError):
+                            texts = [(folder / file).read_text() for file in files]
+                            yield [*map(int, " ".join(texts).split())]
 
 
 def on_torch(device: str) -> bool:

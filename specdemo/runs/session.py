@@ -59,6 +59,8 @@ class Session(AbstractContextManager["Session"]):
     ):
         self.loaded = loaded
         self._tokenizer = loaded.tokenizer
+        if threads is None and hardware.processors() < hardware.visible_processors():
+            threads = hardware.processors()  # OpenVINO does not know of a quota
         subject = measured.subject_of(loaded, threads)
         profile = measured.read("profile", subject, Profile) or loaded.typical_profile or Profile()
         try:
