@@ -303,6 +303,26 @@ def test_a_conversion_gets_arguments_and_says_why_it_fails(tmp_path, monkeypatch
     assert words in exporting.run_module("conversion", ["a", "b c"], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("limit", "wanted"),
+    [
+        ("Maximum required is 5.2.*, got: 5.5.4", "transformers==5.2.*"),
+        ("Maximum required is 5.4.0, got: 5.5.4", "transformers<=5.4.0"),
+        ("Minimum required is 5.10, got: 5.5.4", "transformers>=5.10"),
+    ],
+)
+def test_a_family_that_needs_other_versions_is_said_to(tmp_path, monkeypatch, limit, wanted):
+    why = f"ValueError: The current version of Transformers does not allow for the export. {limit}"
+    monkeypatch.setattr(exporting, "run_module", lambda *_: why)
+    (source := tmp_path / "source").mkdir()
+    (source / "config.json").write_text('{"model_type": "lfm2"}')
+    (source / "model.safetensors").touch()
+    with pytest.raises(FetchError) as caught:
+        exporting.export(source, tmp_path / "out", "int8", name="o/n")
+    assert f"this family needs {wanted}, and " in str(caught.value)
+    assert f"'{wanted}'`, `optimum-cli export openvino --model o/n OUT`" in str(caught.value)
+
+
 def test_a_conversion_reads_no_byte_order_marks_and_a_full_disk_keeps_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
     (checkpoint := tmp_path / "own").mkdir()

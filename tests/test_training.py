@@ -267,7 +267,7 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     kinds = [(row["kind"], row["instruction"]) for row in map(json.loads, answered[:3])]
     assert kinds[:2] == [("asked", "When?"), ("asked", "Where?")] and kinds[2][0] != "asked"
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
-    assert card["text"]["conversations"] == 40 + 32
+    assert card["text"]["conversations"] == 40 + 1000 // 40  # answers of 40 tokens
     assert card["text"]["given"] == "own.jsonl"
     states = tmp_path / "draft/work/text/0000000.npy"
     of_writing = np.load(states)

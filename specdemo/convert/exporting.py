@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -151,6 +153,7 @@ class ExportPlan:
             readable = without_marks(self.source, folder.parent / "source")
             arguments = optimum_arguments(readable, folder, self.weight_format)
             if why := run_module("optimum.commands.optimum_cli", arguments, folder.parent):
+                why = _other_versions(why, self.name) or why
                 raise FetchError(f"optimum-intel could not export {self.name}: {why}")
         # The exporters do not write these files, or write them in another form.
         further = f"{ir.FURTHER_TEMPLATES}/*.jinja"
@@ -161,6 +164,20 @@ class ExportPlan:
                 copied = folder / path.relative_to(self.source)
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copied)
+
+
+def _other_versions(why: str, name: str) -> str:
+    """What to do if optimum-intel says that it exports this family with other versions of
+    transformers; else ""."""
+    if not (limit := re.search(r"(Min|Max)imum required is ([\d.]*\d)(\.\*)?", why)):
+        return ""
+    bounds = f"{'>=' if limit[1] == 'Min' else '<='}{limit[2]}"
+    wanted = f"transformers{f'=={limit[2]}.*' if limit[3] else bounds}"
+    return (
+        f"this family needs {wanted}, and {version('transformers')} is installed. Export it in an "
+        f"environment of its own: `pip install optimum-intel=={version('optimum-intel')} nncf "
+        f"'{wanted}'`, `optimum-cli export openvino --model {name} OUT`, then `--model OUT`."
+    )
 
 
 def without_marks(source: Path, folder: Path) -> Path:
