@@ -384,7 +384,17 @@ def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
 # Tokenizer and template
 
 
-PRE_TOKENIZERS = ("qwen2", "gpt-2", "smollm", "refact", "llama-bpe", "smaug-bpe", "dbrx", "gpt-4o")
+PRE_TOKENIZERS = (
+    "qwen2",
+    "gpt-2",
+    "smollm",
+    "refact",
+    "llama-bpe",
+    "smaug-bpe",
+    "dbrx",
+    "gpt-4o",
+    "tekken",
+)
 
 
 @pytest.mark.slow
@@ -399,7 +409,7 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
         assert own.decode(ids) == (text if pre != "qwen2" else text.replace("e\u0301", "é"))
         assert own.encode(text) == reference.encode(text, add_special_tokens=False).ids
     assert own.special_ids == {reference.token_to_id(token) for token in tiny_gguf.SPECIAL}
-    assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
+    assert own.encode("a", bos=True)[:-1] == ([411] if pre in ("llama-bpe", "tekken") else [])
 
 
 def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
@@ -481,7 +491,8 @@ def reference_tokenizer(pre: str):
     words = dict.fromkeys(
         ("llama-bpe", "smaug-bpe", "dbrx"), PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
     )
-    if pattern := (words | {"gpt-4o": O200K}).get(pre):
+    tekken = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+    if pattern := (words | {"gpt-4o": O200K, "tekken": tekken}).get(pre):
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])

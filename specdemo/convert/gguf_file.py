@@ -43,9 +43,8 @@ _WORDS = (
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORDS_BY_CASE = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ENDS = (
     "<end_of_turn> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|>"
@@ -321,10 +320,12 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("smollm", "refact"), pre_tokenizers.Sequence(_DIGITS)),
     **dict.fromkeys(("llama-bpe", "smaug-bpe", "dbrx"), _split(_WORDS % "1,3")),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _split(_WORDS % "1")),
-    "gpt-4o": _split(_WORDS_BY_CASE),
+    "gpt-4o": _split(_WORDS_BY_CASE % (f"{_SUFFIX}?", f"{_SUFFIX}?", "1,3")),
+    "tekken": _split(_WORDS_BY_CASE % ("", "", "1")),
 }
 """By the name in GGUF files: how a text is split into words before pairs of bytes are merged."""
-_WHOLE_WORDS = "llama-bpe", "smaug-bpe"  # a word that is a token is not merged of pieces
+_BEGUN = "llama-bpe", "tekken"  # texts begin with a token where the file does not say it
+_WHOLE_WORDS = "llama-bpe", "smaug-bpe", "tekken"  # a word that is a token is not merged of pieces
 
 
 class GgufVocabulary(Configuration):
@@ -379,7 +380,7 @@ def write_tokenizer(file: Gguf, folder: Path) -> None:
         tokenizer = _of_pieces(metadata) if kind == _PIECES else _of_bytes(metadata, pre)
         known_name = re.search("phi-?3", str(file.fields.get("general.name")), re.I)
         strips = bool(known_name) or file.architecture == "phi3" and kind == _PIECES
-        _add_tokens(tokenizer, metadata, kind == _PIECES or pre == "llama-bpe", strips)
+        _add_tokens(tokenizer, metadata, kind == _PIECES or pre in _BEGUN, strips)
     except Exception as error:  # the tokenizers library raises bare Exception
         why = f"{error!s:.200}".partition("\n")[0]
         raise BadInput(f"{name} has a damaged vocabulary ({why}); fetch it again.") from error
