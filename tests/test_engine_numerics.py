@@ -4,6 +4,7 @@ products of processors without VNNI."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import math
 import re
@@ -304,6 +305,7 @@ def test_what_is_measured_holds_with_the_instructions_of_other_processors(isa, s
 # rows.
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 40)
+OWNER = CostModel()  # of all nodes: they live as long as the tests
 KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 
 
@@ -391,7 +393,7 @@ def matrix_of(rng, kind: str, outputs: int, columns: int, groups: int = 1):
 def in_kernels(results, inputs) -> ov.CompiledModel:
     """A model that `kernels` compute where they can."""
     model = ov.Model([ops.result(result) for result in results], inputs, "segment")
-    kernels.use_kernels(model)
+    kernels.use_kernels(model, OWNER)
     return CORE.compile_model(model, "CPU", dict(CLOSE.properties))
 
 
@@ -617,7 +619,7 @@ def test_the_mass_of_logits_comes_with_them_where_it_fills_registers(code, outpu
     logits = ops.matmul(x, matrix_of(rng, "i8", outputs, 64)[0], False, True)
     model = ov.Model([ops.result(logits)], [x], "logits")
     graph.add_log_sums(model)
-    kernels.use_kernels(model)
+    kernels.use_kernels(model, OWNER)
     kinds = [node.get_type_name() for node in model.get_ops()]
     assert ("ReduceMax" not in kinds) == ours
     given = 10.0 ** rng.integers(-3, 2, (9, 1, 1)) * rng.standard_normal((9, places, 64))
@@ -855,3 +857,24 @@ model.forward([Run(model.new_sequence(), [1, 2], 1)])
 def test_without_llvmlite_the_plugin_computes_all(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not kernels.available.__wrapped__()
+
+
+def test_a_dropped_model_frees_its_weights_and_no_forward_keeps_a_node(
+    tiny_llama_pair,
+):
+    pytest.importorskip("llvmlite")
+
+    def nodes() -> int:
+        gc.collect()
+        return sum(type(node).__name__ == "FusedSegment" for node in gc.get_objects())
+
+    before = nodes()
+    model = PagedModel(tiny_llama_pair.target, OWN)
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1, 2, 3], 1)])
+        made = nodes()
+        for size in (1, 2, 1, 3):
+            model.forward([Run(sequence, [1] * size, 1)])
+        assert before < made == nodes()
+    del model, sequence
+    assert nodes() == before

@@ -39,7 +39,7 @@ class DraftHead:
             if in_kernels:
                 split_products(model)
                 with suppress(ModelError):
-                    use_kernels(model, only_whole=True)
+                    use_kernels(model, self, only_whole=True)
             several = core.compile_model(model, "CPU", _PROPERTIES)
             # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
             model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})

@@ -16,6 +16,7 @@ from functools import cache
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import openvino as ov
@@ -127,10 +128,13 @@ def shared() -> Any:
 
 
 class BoundProgram:
-    """A program with the slots that it fills anew in every forward."""
+    """A program with the slots that it fills anew in every forward. Its compiled `nodes` are those
+    made before it `ran`: OpenVINO keeps what they compute, not what they are in Python."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, nodes: list[ov.Node]):
         self.program = program
+        self.nodes = nodes
+        self.ran = False
         self._tensors = len(program.inputs), len(program.outputs)
         self._steps = np.array(program.steps, np.int64)
         first = sum(self._tensors)
@@ -159,7 +163,7 @@ class BoundProgram:
             for tensor, width in zip(tensors, widths, strict=False)
         ):
             return False  # no decoder: the code would read beyond an input
-        kernels = shared()
+        kernels, self.ran = shared(), True
         with kernels.lock:
             memory = rows, kernels.room(rows * self._row_bytes)
             if memory != self._memory:
@@ -172,13 +176,16 @@ class BoundProgram:
 
 class FusedSegment(ov.Op):  # type: ignore[misc]
     """A segment of a decoder as one node, which the plugin clones for every inference. Of two with
-    the same input and `number` it keeps one."""
+    the same input and `number` it keeps one. Given the node itself, as its examples show, it would
+    never free it."""
 
     numbers = count()
 
     def __init__(self, inputs: list[ov.Output], bound: BoundProgram, number: int):
-        super().__init__(self)
+        super().__init__(None)
         self.bound, self.number = bound, number
+        if not bound.ran:
+            bound.nodes.append(self)
         self.set_arguments(inputs)
         self.constructor_validate_and_infer_types()
 
@@ -208,11 +215,13 @@ def _address(tensor: ov.Tensor) -> int:
     return addressof(c_char.from_buffer(tensor.data))  # 1 us less than `data.ctypes.data`
 
 
-def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False) -> list[Attention]:
+def use_kernels(
+    model: ov.Model, owner: object, attend: bool = False, only_whole: bool = False
+) -> list[Attention]:
     """Replace the products of compressed weights, where the code knows their shape, and what lies
-    between them, in place. With `attend` also attention, if the kernels can compute all of it; it
-    is given back, and its caches are to be set. Raises ModelError for a decoder in pieces if
-    `only_whole`."""
+    between them, in place, until the `owner` of the compiled model is freed. With `attend` also
+    attention, if the kernels can compute all of it; it is given back, and its caches are to be set.
+    Raises ModelError for a decoder in pieces if `only_whole`."""
     if attend:
         split_products(model)
     products = weight_products(model)
@@ -226,9 +235,11 @@ def use_kernels(model: ov.Model, attend: bool = False, only_whole: bool = False)
         packed = pool.map(pack, weights.values(), room_for(weights.values()))
         matrices = dict(zip(weights, packed, strict=True))
     replaced: dict[str, ov.Output] = {}
+    nodes: list[ov.Node] = []
+    finalize(owner, nodes.clear).atexit = False
     for segment in segments:
         inputs = [replaced.get(key, source) for key, source in segment.inputs.items()]
-        bound = BoundProgram(write_program(segment, matrices))
+        bound = BoundProgram(write_program(segment, matrices), nodes)
         made = FusedSegment(inputs, bound, next(FusedSegment.numbers))
         for output, step in zip(made.outputs(), segment.outputs, strict=True):
             step.node.output(0).replace(output)

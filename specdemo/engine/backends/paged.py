@@ -163,7 +163,7 @@ class PagedModel:
     def _use_kernels(self, model: ov.Model) -> None:
         if self.kernels:
             attend = CACHE in self.settings.properties
-            self.attention = kernels.use_kernels(model, attend, only_whole=bool(kernels.vnni()))
+            self.attention = kernels.use_kernels(model, self, attend, bool(kernels.vnni()))
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         """Further inputs of a forward of `size` tokens, by name."""
