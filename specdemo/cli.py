@@ -26,7 +26,6 @@ COMMANDS = {
     "page": ("page", "Serve the page on this machine, or on a Space."),
     "bench": ("bench", "Measure prompts with and without speculative decoding."),
     "audit": ("audit", "Test that speculative decoding is lossless."),
-    "load": ("bench", "Measure a server under load."),
     "export": ("pairs", "Make OpenVINO IR of a PyTorch checkpoint or a GGUF file."),
     "cache": ("pairs", "List or remove the models that were made here."),
     "train-draft": ("drafts", "Train a draft head for a target model."),

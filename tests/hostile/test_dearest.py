@@ -18,8 +18,8 @@ import psutil
 import pytest
 from test_page_parts import largest_run
 
-from specdemo.commands.bench import ask
 from specdemo.host.server_process import started
+from tools.load import ask
 
 BYTES = 762_000  # of a body for the embedded pair
 LONG = 2_000  # tokens

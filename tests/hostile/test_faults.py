@@ -14,9 +14,9 @@ import time
 import httpx
 import pytest
 
-from specdemo.commands.bench import ask
 from specdemo.host.server_process import ROOT, started
 from specdemo.runs.trace import from_json
+from tools.load import ask
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"
 QUESTION = {
