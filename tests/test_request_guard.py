@@ -233,7 +233,7 @@ def address():
 
     async def host(request):
         await asyncio.sleep(0.01)
-        text = request.headers["host"]
+        text = request.headers.get("host", "localhost")
         if request.url.query == "stream":
             return StreamingResponse(iter([text[:2], text[2:]]))
         return PlainTextResponse(text)
@@ -269,6 +269,8 @@ def test_a_body_that_does_not_come_is_answered_with_408(serving, monkeypatch):
         (GET.replace(b"1.1", b"2.0"), [505]),
         (GET.replace(b"1.1", b"1.0"), [200]),
         (GET.replace(b"1.1", b"1.0").replace(b"health", b"health?stream"), [200]),
+        (GET.replace(b"1.1\r\nHost: localhost", b"1.0"), [200]),
+        (GET.replace(b"1.1\r\nHost: localhost", b"1.0\r\nOrigin: http://a.example"), [403]),
         (GET.replace(b"Host", b"Hosts"), [400]),
         (GET.replace(b"\r\n", b"\r\nHost: localhost\r\n", 1), [400]),
         (GET.replace(b"\r\n", b"\n"), [400]),
@@ -285,7 +287,7 @@ def test_a_body_that_does_not_come_is_answered_with_408(serving, monkeypatch):
 def test_requests_are_read_and_connections_closed_as_rfc_9112_says(address, sent, expected):
     answer = exchange(address, sent)
     assert statuses_of(answer) == expected and b"\r\n\r\nevil" not in answer
-    assert b"1.0" not in sent or answer.endswith(b"\r\n\r\nlocalhost")
+    assert b"1.0" not in sent or expected != [200] or answer.endswith(b"\r\n\r\nlocalhost")
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -605,8 +607,24 @@ def test_the_files_of_the_page_are_kept_by_browsers_and_others_are_not_there(pag
         assert response.headers["content-type"].startswith(kind)
         assert "immutable" in response.headers["cache-control"]
     assert "Plotly" in httpx.get(f"{page}/{root}plotly.min.js").text
+    other = root.replace(root[5:17], "0" * 12)
+    for name in ("main.js", "plotly.min.js", "style.css"):
+        assert httpx.get(f"{page}/{other}{name}").status_code == 404
     for name in ("race.html", "../main.js", "layout.py", "%2e%2e/layout.py"):
         assert httpx.get(f"{page}/{root}{name}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [("gzip", "gzip"), ("br, gzip;q=0.5", "gzip"), ("*", "gzip"), ("identity", None)]
+    + [("gzip;q=0, identity", None), ("", None)],
+)
+def test_plotly_is_compressed_for_browsers_that_can_read_it(page, accepted, encoding):
+    [root] = set(re.findall(r"\./(page/\w{12}/)", httpx.get(page).text))
+    headers = {"Accept-Encoding": accepted}
+    response = httpx.get(f"{page}/{root}plotly.min.js", headers=headers)
+    assert response.headers.get("content-encoding") == encoding and "Plotly" in response.text
+    assert "Accept-Encoding" in response.headers["vary"]
 
 
 def test_a_link_to_the_page_is_shown_with_its_own_card(page):

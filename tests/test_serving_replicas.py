@@ -69,7 +69,7 @@ class Handle:
     def options(self, *, stream):
         return self
 
-    def remote(self, argument):
+    def remote(self, *arguments):
         self.calls += 1
         return self.streams[self.calls - 1]
 

@@ -21,7 +21,6 @@ from helpers import page_application, page_server, service_of, until
 from test_page_parts import SAVED
 from toy_session import ToySession, toy_clock
 
-from specdemo.commands.bench import ask, level
 from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, trace_of
@@ -30,6 +29,7 @@ from specdemo.server.page import events, web_app
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.server.page.wording import error_sentence
+from tools.load import ask, level
 
 EMBEDDED = ModelChoice("embedded")
 
@@ -167,6 +167,14 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(toy):
     assert 'outcome="timeout"} 1.0' in asyncio.run(service.metrics())
 
 
+def test_the_time_of_a_request_is_that_of_all_its_answers(toy, clock):
+    with service_of(toy, VisitorLimits(seconds=600)).session(EMBEDDED) as session:
+        list(session.ask(Question("first", Settings(5))))
+        clock.now += 601
+        with pytest.raises(RequestFailed, match="Stopped after 600 seconds"):
+            list(session.ask(Question("a second one " * 20, Settings(500, drafter="none"))))
+
+
 # What a visitor reads
 
 
@@ -233,7 +241,7 @@ def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(toy, s
     list(race(service, " "))  # an empty prompt
     health, text = asyncio.run(service.health()), asyncio.run(service.metrics())
     assert health["status"] == "ready"
-    assert health["cache_blocks"]["target"] == {"used": 7, "kept": 7, "limit": 42534}
+    assert health["cache_blocks"]["target"] == {"used": 7, "kept": 7, "limit": 42667}
     for line in (
         'specdemo_requests_total{kind="baseline",outcome="stop"} 1.0',
         'specdemo_requests_total{kind="answer",outcome="refused"} 1.0',
@@ -396,7 +404,7 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
         assert row["speedups"][1:] == pytest.approx([0.19 / 0.109] * 2)
     assert [row["paper"] for row in rows if "paper" in row] == [40, 100]
     clock, dots = last["charts"]
-    assert clock["data"][0]["y"][0] == "40 tokens<br>1.78 times as fast<br>(paper: 1.46)"
+    assert clock["data"][0]["y"][0] == "40 tokens<br>1.78x<br>(paper: 1.46)"
     assert [len(marks["x"]) for marks in dots["data"]] == [30, 2, 30]
 
 

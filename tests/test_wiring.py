@@ -4,6 +4,7 @@ counts what its name says. The servers are built as they are served, and asked i
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from contextlib import suppress
@@ -34,6 +35,7 @@ from specdemo.server.web_server import CONNECTIONS, Server
 KEY = {"Authorization": "Bearer s3cret"}
 CHAT = {"model": "toy target", "messages": [{"role": "user", "content": "Hi"}]}
 FAST = {**CHAT, "max_tokens": 1, "speculative": {"numerics": "fast"}}
+ANSWERS = "/v1/chat/completions"
 COMMANDS = pytest.mark.parametrize("command", [("serve", "--no-ray"), ("page",)], ids=" ".join)
 
 
@@ -97,6 +99,15 @@ def test_a_server_wants_the_key_of_its_environment(build, monkeypatch, command):
     built = build(*command)
     assert built.ask("/metrics").status_code == 401
     assert built.ask("/metrics", **KEY).status_code == 200
+
+
+@pytest.mark.parametrize("command", [("serve", "--no-ray"), ("serve",), ("page",)])
+@pytest.mark.parametrize("key", ["schlüssel", "a\x07b"])
+def test_a_key_that_no_header_can_carry_is_refused_at_the_start(monkeypatch, capsys, command, key):
+    monkeypatch.setenv("SPECDEMO_API_KEY", key)
+    assert cli.main([*command, "--pair", "embedded"]) == 2
+    said = capsys.readouterr().err
+    assert "SPECDEMO_API_KEY" in said and "printable ASCII" in said and key not in said
 
 
 @COMMANDS
@@ -236,6 +247,41 @@ def test_the_log_begins_at_the_level_of_its_variable(monkeypatch):
         monkeypatch.setenv("SPECDEMO_LOG", level)
         log_requests()
         assert logging.getLevelName(logger.level) == level.upper()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("sent", ["from-a-proxy.1", "no id: <b>"])
+def test_a_line_of_the_log_has_the_id_of_the_response(build, monkeypatch, log_format, sent):
+    written = io.StringIO()
+    logger = logging.getLogger("specdemo.requests")
+    basic = lambda handlers: logger.addHandler(handlers[0].setStream(written) and handlers[0])  # noqa: E731
+    monkeypatch.setattr("logging.basicConfig", basic)
+    monkeypatch.setattr(logger, "handlers", [])
+    built = build("serve", "--no-ray", "--log-format", log_format)
+    answer = built.ask(ANSWERS, {**CHAT, "max_tokens": 2}, **{"X-Request-Id": sent})
+    id, line = answer.headers["x-request-id"], written.getvalue()
+    assert (id == sent) == (" " not in sent) and len(id) > 10
+    if log_format == "text":
+        assert f"[{id}] answer length" in line
+    else:
+        figures = json.loads(line)
+        assert (figures["request"], figures["outcome"]) == (id, "length")
+        assert figures["tokens"] == {"answer": 2, "baseline": 0}
+
+
+def test_the_drafter_of_the_options_is_that_of_requests_that_name_none(build):
+    built = build("serve", "--no-ray", "--drafter", "none")
+    named = {**CHAT, "speculative": {"drafter": "lookup", "trace": True}}
+    for body, drafter in (({**CHAT, "speculative": {"trace": True}}, "none"), (named, "lookup")):
+        trace = built.ask(ANSWERS, body).json()["speculative"]["trace"]
+        assert trace["settings"]["drafter"] == drafter
+
+
+def test_without_a_folder_for_temporary_files_the_page_says_what_to_set(monkeypatch, capsys):
+    missing = FileNotFoundError("No usable temporary directory found in ['/tmp']")
+    monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=missing))
+    assert cli.main(["page", "--pair", "embedded"]) == 1
+    assert "set TMPDIR to one that can" in capsys.readouterr().err
 
 
 # Metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from dataclasses import fields
 from functools import partial
 from typing import Annotated
@@ -12,6 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.commands.shared import CONTEXT, options_of, sectioned
+from specdemo.errors import RequestFailed
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
@@ -57,6 +59,12 @@ class PageOptions(ServerOptions):
 @options_of(PageOptions, "options")
 def page(options: PageOptions) -> None:
     """Serve the page: a question, both runs against the clock, the verdict."""
+    key = key_from_environment()
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        message = "The page needs a folder for temporary files, and none can be written"
+        raise RequestFailed(f"{message}; set TMPDIR to one that can.") from None
     listening = bound_socket(options.host, options.port)
     chosen_pair(options, default=lambda: EMBEDDED)  # raises InvalidOption
 
@@ -71,7 +79,7 @@ def page(options: PageOptions) -> None:
     menu = model_menu.ModelMenu(ModelChoice(**models), options.strangers, **capacity)
     limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(menu.first, menu.open_session, limits, menu.fetch)
-    metrics.log_requests()
+    metrics.log_requests(options.log_format)
     service.load(menu.first)
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
@@ -84,8 +92,7 @@ def page(options: PageOptions) -> None:
         download = BackgroundDownload(service, menu)
         download.start()
 
-    names, key = (options.host, *options.allowed_host), key_from_environment()
-    guard = PageGuard(names, options.allow_origin, key)
+    guard = PageGuard((options.host, *options.allowed_host), options.allow_origin, key)
     app = page_app(service, menu, guard, options.max_new_tokens, download)
     if options.share:
         guard.hosts.add(public_name(options.host, options.port))

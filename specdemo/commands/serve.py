@@ -18,7 +18,8 @@ from specdemo.server.web_server import Server, bound_socket, url_of
 @sectioned()
 @options_of(ServeOptions, "options")
 def serve(options: ServeOptions) -> None:
-    pair = chosen_pair(options)  # raises BadInput here, not on a thread or a replica
+    # Both raise BadInput here, not on a thread or a replica.
+    pair, _ = chosen_pair(options), key_from_environment()
     if not options.model:
         options = replace(options, pair=pair.name)
     if options.no_ray:
@@ -38,7 +39,7 @@ def serve_locally(options: ServeOptions) -> None:
         raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
     listening = bound_socket(options.host, options.port)
     url = url_of(*listening.getsockname()[:2])
-    log_requests()
+    log_requests(options.log_format)
     backend = LocalBackend(options)
     app = openai_application(backend, options, key_from_environment())
     server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)

@@ -5,7 +5,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from time import perf_counter
 from typing import TypeVar
@@ -112,7 +114,8 @@ async def merged(
                 send(error)
 
     for _ in range(min(threads, running)):
-        threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
+        begin = partial(copy_context().run, run)  # with the id of the request, for the log
+        threading.Thread(target=begin, name="specdemo-answer", daemon=True).start()
     try:
         while running:
             try:

@@ -282,7 +282,7 @@ class Answers:
         have the processor. Raises BadInput."""
         request, options = self._request, self._backend.options
         limit = longest_answer(self._session, options)
-        settings = request.settings(min(options.max_new_tokens, limit))
+        settings = request.settings(min(options.max_new_tokens, limit), options.drafter)
         if options.strangers:
             require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > limit:

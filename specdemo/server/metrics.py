@@ -3,13 +3,16 @@ request is kept or logged."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections import Counter as Counts
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from specdemo.runs.session import Session
 
 log = logging.getLogger("specdemo.requests")
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
+"""Set by the RequestGuard; in each line of the log, and a header of the response."""
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -122,11 +128,48 @@ class Record(AbstractContextManager["Record"]):
         if trace is not None:
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
             self._metrics.answer_seconds.observe(seconds)
-        prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
-        log.info("%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, tokens, seconds)
+        figures = {
+            "kind": kind,
+            "outcome": outcome,
+            "prompt": trace.prompt_tokens if trace else None,
+            "tokens": dict(self._tokens),
+            "seconds": round(seconds, 3),
+        }
+        line = "%(kind)s %(outcome)s prompt=%(prompt)s tokens=%(tokens)s seconds=%(seconds).2f"
+        log.info(line, figures)
 
 
-def log_requests() -> None:
+class TextLines(logging.Formatter):
+    """A line of the log as text."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s [%(request)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.request = REQUEST_ID.get()
+        return super().format(record)
+
+
+class JsonLines(TextLines):
+    """A line of the log as a JSON object, with the figures of a request as fields of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "request": REQUEST_ID.get(),
+            "message": record.getMessage(),
+            **(record.args if isinstance(record.args, dict) else {}),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def log_requests(log_format: Literal["text", "json"] = "text") -> None:
     """Log to standard error, with a line for each request, from level SPECDEMO_LOG on (INFO)."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())

@@ -33,8 +33,8 @@ from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.host.hardware import processors
 from specdemo.options import parse
 from specdemo.runs.trace import Trace
+from specdemo.server import metrics  # a module, since Ray cannot pickle a ContextVar
 from specdemo.server.backend import LocalBackend, NotReady, Piece
-from specdemo.server.metrics import log_requests
 from specdemo.server.openai_api import openai_application
 from specdemo.server.schema import AnswerRequest
 from specdemo.server.server_options import ServeOptions, key_from_environment
@@ -56,7 +56,7 @@ class EngineReplica:
     """One pair with its engine, in a process of its own."""
 
     def __init__(self, options: ServeOptions):
-        log_requests()
+        metrics.log_requests(options.log_format)
         options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
         self._backend = LocalBackend(options)
         self._backend.load(options).result()  # Serve reports an error and tries again
@@ -64,8 +64,11 @@ class EngineReplica:
     def __del__(self) -> None:
         self._backend.close()
 
-    async def answer(self, request: AnswerRequest) -> AsyncIterator[Piece | Exception | None]:
+    async def answer(
+        self, request: AnswerRequest, request_id: str = "-"
+    ) -> AsyncIterator[Piece | Exception | None]:
         """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
+        metrics.REQUEST_ID.set(request_id)
         try:
             async with aclosing(self._backend.answer(request)) as events:
                 async for event in events:
@@ -136,7 +139,7 @@ class ReplicaBackend:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
         begun, unfinished = False, request.answers
         for _ in range(ATTEMPTS):
-            response = self._stream.answer.remote(request)
+            response = self._stream.answer.remote(request, metrics.REQUEST_ID.get())
             try:
                 piece = await asyncio.wait_for(anext(response), START_SECONDS)
                 while True:

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import socket
+import uuid
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from functools import partial
@@ -25,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.options import wrong_parameter
+from specdemo.server.metrics import REQUEST_ID
 
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
@@ -106,6 +108,8 @@ class RequestGuard:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
+        sent = Headers(scope=scope).get("x-request-id", "")
+        REQUEST_ID.set(sent if re.fullmatch(r"[\w.-]{1,64}", sent, re.ASCII) else uuid.uuid4().hex)
         counted = not scope["path"].startswith(self.endless)
         network = network_of(scope["client"][0] if scope["client"] else "")
         self.open += counted
@@ -140,6 +144,7 @@ class RequestGuard:
         A Space is shown in a frame of the Hub."""
         frames = " ".join(["'self'", *self.allow_origins])
         headers = [(b"x-content-type-options", b"nosniff")]
+        headers.append((b"x-request-id", REQUEST_ID.get().encode()))
         if not self._space:
             policy = f"frame-ancestors {frames}".encode()
             headers.append((b"content-security-policy", policy))
@@ -160,7 +165,9 @@ class RequestGuard:
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         site = origin.partition("://")[2]
-        if not self.answers_to(host):
+        # HTTP/1.0, as health checks of balancers speak it, has no Host; browsers send theirs.
+        nameless = not host and scope["http_version"] == "1.0"
+        if not (nameless or self.answers_to(host)):
             detail = f"This server does not answer to the name {_name(host)!r:.80}; start it with "
             raise HTTPException(403, detail + "--allowed-host to allow it.")
         allowed = {origin, "*"} & {"", *self.allow_origins}

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole, shown_json
-from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
+from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Drafter, Settings
 from specdemo.text.chat import (
     ChatMessage,
     Content,
@@ -158,11 +158,12 @@ class CommonRequest(Sampling):
     def answers(self) -> int:
         return len(self.prompts) * (self.n or 1)
 
-    def settings(self, default_limit: int = 1) -> Settings:
+    def settings(self, default_limit: int = 1, drafter: Drafter = "auto") -> Settings:
         """The settings of the first answer; without a seed, each call draws a new one. A limit of
         no tokens is 1 here: it has to be cut off."""
         limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
-        start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
+        start: dict[str, Any] = {"max_new_tokens": limit, "temperature": 1.0, "drafter": drafter}
+        start["seed"] = secrets.randbits(32)
         sampling = self.model_dump(include=set(SAMPLING), exclude_none=True)
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
         return Settings(**start | sampling | {"json_schema": self.json_schema} | extension)

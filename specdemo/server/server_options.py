@@ -2,14 +2,15 @@
 takes them from the `args` of a config file."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from specdemo.errors import BadInput
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.settings import MAX_NEW_TOKENS
+from specdemo.runs.settings import MAX_NEW_TOKENS, Drafter
 
 Positive = Annotated[Whole, Field(ge=1)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
@@ -39,6 +40,8 @@ class ServerOptions(ModelChoice):
         1024, "megabytes of KV cache at most, and one full context at least; taken as it is used"
     )
 
+    log_format: Literal["text", "json"] = option("text", "form of the lines of the log")
+
     @property
     def strangers(self) -> bool:
         """Whether people who do not know each other share the server."""
@@ -57,6 +60,9 @@ class ServeOptions(ServerOptions):
     max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
         512, "tokens of a chat answer whose request names no limit"
     )
+    drafter: Drafter = option(
+        "auto", "where drafts of a request come from that does not say; none for many at once"
+    )
     no_ray: bool = option(False, "one engine in this process, without Ray")
     replicas: Positive = option(1, "replicas, each with the pair and an engine of its own")
     max_replicas: Positive | None = option(None, "the most replicas that the load may bring")
@@ -74,5 +80,9 @@ class ServeOptions(ServerOptions):
 
 
 def key_from_environment() -> str | None:
-    """The bearer key that requests must bring, None when none is set."""
-    return os.environ.get("SPECDEMO_API_KEY", "").strip() or None
+    """The bearer key that requests must bring, None when none is set. Raises BadInput for one that
+    no client can send."""
+    key = os.environ.get("SPECDEMO_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise BadInput("SPECDEMO_API_KEY must be printable ASCII: headers carry nothing else.")
+    return key or None

@@ -116,7 +116,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.headers[:] = [header for header in self.headers if header[0] != b"host"]
             self.headers.append((b"host", host))
             self.url = (url.path or b"/") + (b"?%b" % url.query if url.query else b"")
-        if [name for name, _ in self.headers].count(b"host") != 1 or len(self.pipeline) > PIPELINED:
+        hosts = [name for name, _ in self.headers].count(b"host")
+        named = hosts == 1 or hosts == 0 and self.parser.get_http_version() == "1.0"
+        if not named or len(self.pipeline) > PIPELINED:
             raise ValueError("no host, or several; or too many requests")
         super().on_headers_complete()
         self.headers = []  # for trailers, which are not read
@@ -224,6 +226,7 @@ class Server(uvicorn.Server):
                 loop="asyncio",  # which reads into the buffer of a Connection, unlike uvloop
                 ws="none",
                 backlog=BACKLOG,
+                log_config=None,  # its warnings are lines of the log as all others are
                 log_level="warning",
                 access_log=False,
                 proxy_headers=bool(trusted_proxies),

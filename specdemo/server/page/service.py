@@ -75,19 +75,20 @@ def visitor_of(request: gradio.Request | Request, session: str | None) -> Visito
 
 
 class LimitedSession:
-    """A session as one request of a visitor sees it: within the limits, and counted. Pieces of an
-    answer are sent every `update_seconds`."""
+    """A session as one request of a visitor sees it: within the limits, counted. All answers
+    share the time of the request. Pieces of an answer are sent every `update_seconds`."""
 
     def __init__(self, service: Service, session: Session):
         self._service, self._session = service, session
         self.info, self.limits = session.info, service.limits
         self.update_seconds = UPDATE_SECONDS[service.visitors > 1]
+        self._until = monotonic() + self.limits.seconds
 
     def ask(self, question: Question) -> Generator[SessionEvent]:
         """As Session.ask. Raises BadInput over a limit, RequestFailed when it takes too long."""
         limits, settings = self.limits, question.settings
         question = replace(question, loading=lambda: self._service.state.kind == "loading")
-        until, late = monotonic() + limits.seconds, False
+        late = False
         with Record(self._service.counters) as record:
             if not limits.fast_numerics:
                 require_exact(settings)
@@ -107,7 +108,9 @@ class LimitedSession:
                         )
                     record.count(event)
                     yield event
-                    if monotonic() > until and not late:  # an event comes each second at least
+                    if (
+                        monotonic() > self._until and not late
+                    ):  # an event comes each second at least
                         late = True
                         question.stop.set()
 

@@ -135,6 +135,13 @@ def plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), 6)
 
 
+def reads_gzip(accepted: str) -> bool:
+    """Whether an Accept-Encoding allows gzip."""
+    parts = [part.replace(" ", "").lower().partition(";q=") for part in accepted.split(",")]
+    weights = {name: weight or "1" for name, _, weight in parts}
+    return bool(weights.get("gzip", weights.get("*", "0")).strip("0."))
+
+
 def page_app(
     service: Service,
     menu: ModelMenu,
@@ -202,8 +209,13 @@ def _add_files(app: FastAPI, menu: ModelMenu) -> None:
         name, headers = request.path_params["file"], KEEP
         content = assets.files.get(name)
         if name == PLOTLY:
-            content, headers = plotly(), {**KEEP, "Content-Encoding": "gzip"}
-        if content is None:
+            content, headers = plotly(), {**KEEP, "Vary": "Accept-Encoding"}
+            if reads_gzip(request.headers.get("accept-encoding", "")):
+                headers["Content-Encoding"] = "gzip"
+            else:
+                content = gzip.decompress(content)
+        # Browsers keep a file for a year: that of another version must not come by this address.
+        if content is None or request.path_params["digest"] != assets.digest:
             return Response("There is no such file.", 404)
         kind = KINDS["." + name.rpartition(".")[2]]
         return Response(content, media_type=kind, headers=headers)
