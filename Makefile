@@ -62,7 +62,7 @@ test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
 # In parts, which print their figures at the end, also when the time is over; together seventeen minutes at most.
-HOSTILE := crowd faults dearest replicas schemas fuzz
+HOSTILE := crowd faults dearest proxy replicas schemas fuzz
 test-hostile: $(HOSTILE:%=test-hostile-%)
 
 HOSTILE_PYTEST = $(BIN)/python -m pytest -rP --durations 3 $(ARGS)
@@ -77,6 +77,9 @@ test-hostile-faults: hostile-setup
 
 test-hostile-dearest: hostile-setup
 	timeout -s INT 320 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
+
+test-hostile-proxy: hostile-setup
+	timeout -s INT 60 $(HOSTILE_PYTEST) tests/hostile/test_proxy.py
 
 test-hostile-replicas: hostile-setup
 	timeout -s INT 400 $(HOSTILE_PYTEST) tests/hostile/test_replicas.py
