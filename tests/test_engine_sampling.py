@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdemo.engine import sampling
 from specdemo.engine.sampling import Distribution, Noise, Sampling, choose, distribution, draw
 
 rows = st.integers(0, 10**6).map(
@@ -104,3 +105,22 @@ def test_similar_distributions_mostly_draw_the_same_token():
 def test_one_uniform_is_that_of_many(seed, position, stream, token):
     noise = Noise(seed, position, stream)
     assert noise.uniform(token) == noise.uniforms(np.array([token]))[0]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 12.0])
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 40}, {"top_k": 3000}, {"min_p": 0.05}]
+    + [{"top_k": 50, "top_p": 0.9}, {"top_p": 0.8, "min_p": 1e-6}, {"top_k": 9, "min_p": 0.5}],
+)
+def test_what_ranks_few_tokens_is_bitwise_what_ranks_them_all(monkeypatch, scale, filters):
+    """With ties, which the places of tokens decide."""
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        logits = (np.round(rng.normal(size=4000), 2) * scale).astype(np.float32)
+        fast = distribution(logits, Sampling(0.9, **filters))
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "_RANKED", (0.0,))
+            slow = distribution(logits, Sampling(0.9, **filters))
+        assert fast.ids.tolist() == slow.ids.tolist()
+        assert fast.probabilities.tobytes() == slow.probabilities.tobytes()

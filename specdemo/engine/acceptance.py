@@ -53,12 +53,12 @@ class Adjustment:
         and `drafted`. `columns` (int64 [vocabulary]) gives the column of each token, -1 for none;
         without it they are equal."""
         adjusted = logits.copy()
-        if columns is None:
-            columns = np.arange(len(logits))
 
         def columns_of(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             """The columns of those tokens that have one, and the indices of these tokens."""
-            known = (tokens < len(columns)).nonzero()[0]
+            known = (tokens < len(logits if columns is None else columns)).nonzero()[0]
+            if columns is None:
+                return tokens[known], known
             known = known[columns[tokens[known]] >= 0]
             return columns[tokens[known]], known
 

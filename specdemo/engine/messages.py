@@ -160,7 +160,7 @@ class Logits(NamedTuple):
     def logprobs(self, index: int, token: int, count: int) -> Logprobs:
         """The log-probabilities of row `index`: of `token`, and of the `count` likeliest tokens."""
         row, log_sum = self.rows[index], float(self.log_sum[index])
-        likeliest = np.argpartition(-row, min(count, len(row) - 1))[:count]
+        likeliest = np.argpartition(-row, min(count, len(row) - 1))[:count] if count else ()
         best = sorted((-float(row[id]), int(id)) for id in likeliest)
         top = tuple((id, -logit - log_sum) for logit, id in best)
         return Logprobs(float(row[token]) - log_sum, top)

@@ -22,7 +22,9 @@ LOWEST_TEMPERATURE = 1e-20
 """At this one only the likeliest token has a weight. Lower ones would do the same, but logits
 divided by them have no numbers: float32 ends at 3e38."""
 
-_RANKED = math.exp(-16)  # as a share of the likeliest one's probability: ranked first
+_RANKED = (*np.exp([-4.0, -7.0, -10.0, -13.0, -16.0]).tolist(), 0.0)
+"""As shares of the likeliest one's probability: only tokens above the first threshold are ranked,
+those above the next one where these do not suffice, and so on."""
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ARRAY_GOLDEN, _ARRAY_FIRST, _ARRAY_SECOND = map(np.uint64, (_GOLDEN, _FIRST, _SECOND))
@@ -85,8 +87,12 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
         return Distribution(ids, weights / weights.sum())
     # All filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
-    for threshold in (_RANKED, 0.0):
+    for threshold in _RANKED:
         ids = np.flatnonzero(unnormalised > threshold)
+        if threshold and not sampling.top_k:
+            likely = unnormalised[ids].sum(dtype=np.float64)
+            if sampling.top_p < 1 and likely < sampling.top_p * total:
+                continue  # without ranking them
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
         weights = unnormalised[ranked].astype(np.float64)
         size = len(ranked)
