@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 from collections import Counter
 from functools import partial
 from itertools import count
@@ -19,7 +20,7 @@ from helpers import fake_peer, served
 
 from specdemo import cli
 from specdemo.audit import chi_square, properties, server_engine
-from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit, page
+from specdemo.audit.auditor import SIGNIFICANCE, AuditReport, AuditRow, audit, page, verdicts
 from specdemo.audit.engines import AuditedEngine, NotOffered, imported, reason
 from specdemo.audit.engines import audited as audited_peers
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
@@ -31,37 +32,12 @@ from specdemo.engine import acceptance, decode
 from specdemo.engine.messages import Draft
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json
 
 PROMPTS = [prompt.instruction for prompt in read_prompts()]
 PLAN = Plan(PROMPTS[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
 SMALL = dataclasses.replace(PLAN, prompts=PLAN.prompts[:2], draws=60)
 EVERY = frozenset(PROPERTIES) - {"greedy", "repeat"}
 SHARES = (0.4, 0.3, 0.2, 0.1)
-
-
-# Reports that go on
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"draws": 60}, "has draws 60 in the file of --json and 100 here; give the same, or start"),
-        ({"settings": {"max_new_tokens": 9}}, "has max_new_tokens 9 in the file of --json and 12"),
-        ({"rows": [{"engine": 1}]}, "is no complete report of an audit .*without --resume"),
-        ({"settings": None}, "is no complete report of an audit"),
-    ],
-)
-def test_an_audit_goes_on_with_a_report_of_the_same_settings_only(change, words):
-    report = AuditReport(settings=Settings(max_new_tokens=12), prompts=2, draws=100)
-    earlier = json.loads(as_json(report)) | change
-    again = dataclasses.replace(report)
-    with pytest.raises(BadInput, match=words) if words else contextlib.nullcontext():
-        again.resume(json.dumps(earlier).encode())
-    for content in (b"", b"[]", b"\xff", json.dumps(earlier).encode()[:-9]):
-        with pytest.raises(BadInput, match="no complete report"):
-            again.resume(content)
 
 
 # Statistics
@@ -303,14 +279,14 @@ def test_draws_have_seeds_of_their_own_half_of_them_among_others():
     assert sum(engine.batches) == 4 + 300 + 300
 
 
-def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines():
+def test_an_engine_has_a_row_for_each_pair_and_a_verdict_of_all_its_tests():
     report = audited(ToyEngine(), SMALL)
-    del report.rows[0].cells["greedy"]
-    steps = [progress.text for progress in audit([ToyEngine()], SMALL, report, "pair")]
-    assert steps == ["toy, right: greedy identity", "toy, right"]
-    assert len(report.rows) == 1
     list(audit([ToyEngine()], SMALL, report, "another pair"))
     assert [row.pair for row in report.rows] == ["pair", "another pair"]
+    assert verdicts(report.rows) == ["toy is lossless: none of 22 tests failed."]
+    report.rows += audited(ToyEngine("accepts drafts", accept_first), SMALL).rows
+    [verdict] = verdicts(report.rows)
+    assert re.fullmatch(r"toy failed [1-9] of 33 tests\.", verdict)
 
 
 def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
@@ -467,9 +443,10 @@ def test_a_server_that_ends_is_no_failure_of_its_decoding(capsys, monkeypatch, t
     options = ["--limit", "2", "--draws", "20", "--max-new-tokens", "4", "--json", str(report)]
     assert cli.main(["audit", *server, *options]) == 1
     err = capsys.readouterr().err
-    assert "failed: refused); start it again; --resume goes on" in err
+    assert "failed: refused); start it and the audit again." in err
     asked = count(-10_000)
-    assert cli.main(["audit", *server, *options, "--resume"]) == 0
+    assert cli.main(["audit", *server, *options]) == 0
+    assert "\nserver is lossless: none of " in capsys.readouterr().out
     [row] = json.loads(report.read_text())["rows"]
     assert {cell["result"] for cell in row["cells"].values()} == {"pass", "not offered"}
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
 
 import click
 import pytest
+from pydantic import TypeAdapter
 
-from specdemo.audit.auditor import AuditReport
+from specdemo.audit.auditor import AuditReport, AuditRow
 from specdemo.cli import COMMANDS, program
 from specdemo.runs.settings import Settings
 
@@ -98,7 +100,8 @@ def test_files_and_classes_of_the_architecture_exist():
 def test_the_published_audit_passes_the_programs_rule():
     folder = ROOT / "docs/results"
     report = AuditReport(settings=Settings(64, seed=56100000), prompts=200, draws=2700)
-    report.resume((folder / "audit.json").read_bytes())
+    rows = json.loads((folder / "audit.json").read_bytes())["rows"]
+    report.rows = TypeAdapter(list[AuditRow]).validate_python(rows)
     report.judge()
     ours = [row for row in report.rows if row.engine == "specdemo"]
     assert ours and not any(row.failures for row in ours)

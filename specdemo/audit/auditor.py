@@ -1,7 +1,7 @@
 """Audits engines: a row for each engine and method, a cell for each property. Judges all cells at
 once. Makes the HTML page: who is lossless, what a failure means."""
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,15 +9,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
 from specdemo.audit.report_page import PAPER_COLOUR, PINK, Figure, ReportHeader, label, render
-from specdemo.errors import BadInput
 from specdemo.host.terminal import Progress
-from specdemo.options import shown
-from specdemo.runs.trace import SPECULATIVE, as_json
+from specdemo.runs.trace import SPECULATIVE
 
 SIGNIFICANCE = 0.01
 """The chance that a correct engine fails the sampled part: of all cells of a report together."""
@@ -60,27 +56,6 @@ class AuditReport(ReportHeader):
     sampling_cells: int = 0
     created: str = ""
 
-    def resume(self, content: bytes) -> None:
-        """Go on with the rows of an earlier report, given as JSON. Raises BadInput for another file
-        or a report with other settings, prompts or draws."""
-        try:
-            earlier = json.loads(content)
-            rows = TypeAdapter(list[AuditRow]).validate_python(earlier["rows"])
-            left_out = TypeAdapter(dict[str, str]).validate_python(earlier["left_out"])
-            before = {**earlier["settings"], "prompts": earlier["prompts"]}
-            before["draws"] = earlier["draws"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            why = f"is no complete report of an audit ({type(error).__name__})"
-            raise BadInput(f"The file of --json {why}; start without --resume.") from error
-        now = json.loads(as_json(self))
-        now = {**now["settings"], "prompts": self.prompts, "draws": self.draws}
-        for name in before:
-            if before[name] != now.get(name):
-                there, here = shown(before[name]), shown(now.get(name))
-                why = f"has {name} {there} in the file of --json and {here} here"
-                raise BadInput(f"The audit {why}; give the same, or start without --resume.")
-        self.rows, self.left_out = rows, left_out
-
     def judge(self) -> None:
         """A sampled cell fails where a draw failed, or where Holm's correction over all p-values of
         the report rejects its own."""
@@ -113,22 +88,19 @@ class AuditReport(ReportHeader):
 def audit(
     engines: Iterable[AuditedEngine], plan: Plan, report: AuditReport, pair: str
 ) -> Iterator[Progress]:
-    """Add a row for each engine to the `report`. A cell that a row has already is not run again.
-    Yields Progress before each cell and after an engine, when the report is judged."""
+    """Add a row for each engine to the `report`. Yields Progress before each cell and after an
+    engine, when the report is judged."""
     baselines: dict[tuple[str, bool], dict[Any, Any]] = {}
     report.judge()
     for engine in engines:
         own_properties = engine.method.endswith(OWN_PROPERTIES)
         subject = Subject(engine, baselines.setdefault((engine.name, own_properties), {}))
-        key = engine.name, engine.method, pair
-        row = next((row for row in report.rows if (row.engine, row.method, row.pair) == key), None)
-        if row is None:
-            sizes = {"prompts": len(plan.prompts), "draws": plan.draws}
-            row = AuditRow(*key, {**engine.facts, **sizes, "seed": plan.settings.seed})
-            report.rows.append(row)
+        sizes = {"prompts": len(plan.prompts), "draws": plan.draws, "seed": plan.settings.seed}
+        row = AuditRow(engine.name, engine.method, pair, {**engine.facts, **sizes})
+        report.rows.append(row)
         for done, (name, prop) in enumerate(PROPERTIES.items()):
             wanted = name in plan.only and (plan.draws or name != "sampling")
-            if not wanted or name in row.cells:
+            if not wanted:
                 continue
             text = f"{engine.name}, {engine.method}: {prop.title}"
             yield Progress(text, done, len(PROPERTIES))
@@ -140,6 +112,20 @@ def audit(
             report.judge()
         yield Progress(f"{engine.name}, {engine.method}", len(PROPERTIES), len(PROPERTIES))
         engine.close()
+
+
+def verdicts(rows: Sequence[AuditRow]) -> list[str]:
+    """A sentence for each engine: how many of its tests failed."""
+    sentences = []
+    for engine in dict.fromkeys(row.engine for row in rows):
+        cells = [cell for row in rows if row.engine == engine for cell in row.cells.values()]
+        results = Counter(cell.result for cell in cells)
+        passed, failed = results["pass"], results["fail"]
+        verdict = f"is lossless: none of {passed} tests failed" if passed else "was not tested"
+        if failed:
+            verdict = f"failed {failed} of {passed + failed} tests"
+        sentences.append(f"{engine} {verdict}.")
+    return sentences
 
 
 def engine_results(rows: Sequence[AuditRow]) -> list[dict[str, Any]]:

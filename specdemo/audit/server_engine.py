@@ -89,7 +89,7 @@ class ServerEngine(AuditedEngine):
             try:
                 self._model(url)
             except RequestFailed:  # no failure of its decoding
-                hint = "start it again; --resume goes on with the report of --json."
+                hint = "start it and the audit again."
                 raise SpecdemoError(f"The server has ended ({failure}); {hint}") from failure
             raise
 

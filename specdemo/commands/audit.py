@@ -60,7 +60,6 @@ class AuditOptions(PromptOptions):
     only: Annotated[tuple[PropertyName, ...], SPLIT] | None = option(
         None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
     )
-    resume: bool = option(False, "go on with the report in the --json file, and keep its cells")
     server: Line = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
     server_baseline: Line = option("", "the same model without speculative decoding", metavar="URL")
     server_seed: bool = option(
@@ -93,14 +92,10 @@ def audit(
     if settings.top_k > MAX_TOP_K:
         raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")
     file = None if json_file in (None, "-") else Path(json_file or "")
-    if options.resume and not (file and file.is_file()):
-        raise BadInput("--resume needs --json with the file of an earlier report.")
     if not options.server and (options.server_baseline or options.server_seed):
         raise BadInput("--server-baseline and --server-seed need --server beside them.")
     plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
     report = auditor.AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
-    if options.resume and file:
-        report.resume(file.read_bytes())
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:
@@ -128,6 +123,8 @@ def audit(
                 shared.write_file(as_json(report), str(file))
     report.versions = versions()  # with those imported since
     shared.write_report(report, json_file, _tables(report))
+    for sentence in auditor.verdicts(report.rows):
+        click.echo(printable(sentence), err=json_file == "-")
     if options.html:
         shared.write_file(auditor.page(report), options.html)
     if any(row.failures for row in report.rows if row.engine in OURS):
@@ -159,7 +156,6 @@ def _engines(
             left_out[name] = str(error)
             click.echo(f"{name} is left out: {error}", err=True)
             continue
-        left_out.pop(name, None)
         yield from audited(ways, settings.draft_tokens or DRAFT_TOKENS)
 
 
