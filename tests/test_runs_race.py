@@ -178,7 +178,9 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
         trace = race.on_show([watched, other])
         assert trace.watched and not trace.verdict.races and not race.enough(trace)
         words = wording.verdict(trace)
-        assert words["tone"] == "unclear" and words["headline"] == f"Not counted: {why}"
+        assert words["tone"] == "unclear" and words["headline"] == "about 2.0x"
+        told = "busy machine" if why == taken else why
+        assert words["qualifier"] == f"in this race; {told}, no verdict yet"
         assert words["races"][0]["why"] == why and not words["races"][0]["counted"]
     trace = race.on_show([TRACE, starved_race, at_pace(TRACE, 0.1, 0.15, share=0.81)])
     assert trace.speedup == pytest.approx(1.5) and trace.verdict.races == 1
@@ -205,7 +207,8 @@ def test_what_cannot_be_compared_is_not_repeated():
 def test_the_page_words_the_race_on_show_and_lists_the_others():
     words = wording.verdict(raced((0.111, 0.202), (0.2, 0.32), (0.4, 0.5), *[(0.1, 0.161)] * 4))
     assert (words["headline"], words["tone"]) == ("1.61x", "faster")
-    assert words["sentence"].startswith("9 tokens in 0.10 s instead of 0.16 s, 0.06 s saved; 1.25")
+    assert words["sentence"].startswith("9 tokens in 0.10 s instead of 0.16 s, 0.06 s saved; ")
+    assert words["qualifier"].startswith("1.25 to ")
     [shown, watched, *others] = words["races"]
     assert f"{shown['speedup']:.2f}" == "1.61" and not shown["why"]
     assert not watched["counted"] and "showing it live" in watched["why"]
@@ -254,11 +257,17 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
         sent.append(json.loads(text))
         if stopped and sent[-1]["phase"] == "again":
             stop.set()
-    *_, again, done = sent
-    assert again["phase"] == "again" and "trace" not in again
-    assert again["verdict"]["headline"] == "1.52x in this race"
+    done = sent[-1]
+    again = next(one for one in sent if one["phase"] == "again")
+    assert not again["trace"]["repeats"] and again["trace"]["identical"]
+    assert again["verdict"]["headline"] == "1.52x" and "figure" in again
     assert done["phase"] == "done" and len(done["trace"]["repeats"]) == (0 if stopped else 24)
-    assert done["verdict"]["headline"] == "1.52x" + " in this race" * stopped
+    assert done["verdict"]["headline"] == "1.52x"
+    assert done["verdict"]["qualifier"].startswith("in this race") == stopped
+    counts = [
+        one["note"].rpartition(": ")[2] for one in sent if "in the background: " in one["note"]
+    ]
+    assert counts[:3] == ([] if stopped else ["1 of 6", "2 of 6", "3 of 6"])
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
 
 

@@ -379,7 +379,7 @@ def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served,
     assert tried[:8] == ["none", "lookup", "model", "auto", "auto", "model", "lookup", "none"]
     *_, told, done = seen
     assert done["phase"] == "done"
-    names = "no draft", "n-gram lookup", "draft model", "whichever pays"
+    names = "autoregressive, no draft", "n-gram lookup", "draft model", "the fastest"
     assert tuple(one["name"] for one in told["drafts"]) == names
     for one in told["drafts"]:
         assert len(one["runs"]) == events.MAX_TURNS
@@ -398,6 +398,9 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
     told = "1.74x: 1.74 to 1.74 over 8 prompts (99 % confidence)."
     assert last["sentence"].startswith(told)
+    decided = "Use drafts here (draft model, draft length 1): 1.74x in all"
+    assert last["decision_sentence"].startswith(decided)
+    assert last["decision_command"].startswith("specdemo run INSTRUCTION --")
     rows = last["report"]["rows"]
     assert len(rows) == 10
     for row in rows[2:]:

@@ -6,6 +6,7 @@ card of links to the page, specdemo/server/page/static/card.png.
 
 from __future__ import annotations
 
+import html
 import io
 import shutil
 from pathlib import Path
@@ -21,17 +22,20 @@ SETTLED = "window.specdemo?.race?.trace && document.querySelector('.sd-plot').da
 WIDTH = 800
 FRAME = 0.2
 """Seconds between two frames of the animation."""
-BEGIN = """() => {
-  const { motion } = window.specdemo.race;
-  motion.choose("slow");
-  clearInterval(motion.timer);
-  motion.view = 0;
-}"""
+BEGIN = "() => { window.specdemo.race.motion.choose('1'); window.specdemo.race.motion.jump(0); }"
 ADVANCE = """seconds => {
-  const { race } = window.specdemo, { motion } = race, view = motion.view + seconds * motion.rate;
+  const { race } = window.specdemo, view = race.motion.view + seconds;
   race.show(view < race.duration ? view : Infinity);
   return view < race.duration;
 }"""
+CARD_PAGE = """<body style="margin:0;width:1200px;height:630px;box-sizing:border-box;padding:72px;
+background:#fff;color:#16202c;font:32px/48px system-ui,sans-serif">
+<b style="font-size:56px;line-height:72px">Speculative decoding on OpenVINO</b><br>
+The same answer, sooner: measured as you watch.
+<div style="font-size:160px;line-height:192px;font-weight:750">FIGURE</div>
+<div style="background:#0072b2;height:24px;width:SHARE%"></div>
+<div style="background:#64748b;height:24px;margin:16px 0"></div>
+<span style="color:#4a5867;font-size:24px">ORIGIN</span></body>"""
 
 
 def main() -> None:
@@ -50,26 +54,29 @@ def main() -> None:
         page.mouse.move(0, 0)
         page.wait_for_timeout(1000)
         page.screenshot(path=IMAGES / "page.png")
-        with page.expect_download() as picture:
-            page.get_by_role("button", name="PNG", exact=True).click()
-        write_card(picture.value.path().read_bytes())
-        # The slow motion, a frame at a time: taking a picture takes longer than a frame.
-        page.set_viewport_size({"width": 1280, "height": 1400})
-        clip = page.locator(".sd-shown").bounding_box()
-        box = page.locator(".sd-answers").bounding_box()
-        clip["height"] = box["y"] + box["height"] - clip["y"]
+        trace = page.evaluate("window.specdemo.race.trace")
+        figure = page.locator(".sd-headline").inner_text()
+        # The race at real time, a frame at a time: taking a picture takes longer than a frame.
+        clip = page.locator(".sd-panes").bounding_box()
         page.evaluate(BEGIN)
         shots = []
         while page.evaluate(ADVANCE, FRAME if shots else 0.0):
             shots.append(page.screenshot(clip=clip))
         shots.append(page.screenshot(clip=clip))
-    write_gif(shots)
+        write_gif(shots)
+        summary, pair = trace["summary"], trace["pair"]
+        share = 100 * summary["decode_seconds"] / summary["baseline_decode_seconds"]
+        origin = f"{pair['target']} with {pair['draft']}, {trace['machine']}"
+        card = CARD_PAGE.replace("FIGURE", figure).replace("SHARE", f"{share:.0f}")
+        page.set_viewport_size({"width": 1200, "height": 630})
+        page.set_content(card.replace("ORIGIN", html.escape(origin)))
+        write_card(page.screenshot())
 
 
 def write_card(shot: bytes) -> None:
     from PIL import Image
 
-    image = Image.open(io.BytesIO(shot)).convert("RGB").resize((1200, 630))
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
     image.quantize(64).save(CARD, optimize=True)
 
 

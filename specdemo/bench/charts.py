@@ -17,6 +17,7 @@ from specdemo.runs.trace import AUTOREGRESSIVE, COLOURS, SPECULATIVE
 
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"
+UNCOUNTED = "a race that does not count"
 PAPER_MARK = "the paper's dolly-v2-12b, on its machine"
 
 
@@ -102,8 +103,13 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
     dots, lines = [], []
     for row in rows:
         name, races = label(row["id"]), row.get("speedups") or [row["speedup"]]
-        dots += [(name, speedup, "one race") for speedup in races]
-        lines += [(name, min(races)), (name, max(races)), (name, None)]
+        whys = row.get("whys") or [""] * len(races)
+        dots += [
+            (name, speedup, UNCOUNTED if why else "one race")
+            for speedup, why in zip(races, whys, strict=True)
+        ]
+        if counted := [speedup for speedup, why in zip(races, whys, strict=True) if not why]:
+            lines += [(name, min(counted)), (name, max(counted)), (name, None)]
         if row.get("paper"):
             baseline, seconds = PAPER[row["paper"]]
             dots.append((name, baseline / seconds, PAPER_MARK))
@@ -114,13 +120,14 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
         y="",
         color="mark",
         symbol="mark",
-        color_discrete_map={"one race": SPECULATIVE, PAPER_MARK: PAPER_COLOUR},
-        symbol_map={"one race": "circle", PAPER_MARK: "diamond-open"},
+        color_discrete_map=dict.fromkeys(("one race", UNCOUNTED), SPECULATIVE)
+        | {PAPER_MARK: PAPER_COLOUR},
+        symbol_map={"one race": "circle", UNCOUNTED: "circle-open", PAPER_MARK: "diamond-open"},
         height=140 + 26 * len(rows),
         template="none",
     )
     figure.update_traces(marker_size=10, hovertemplate=f"%{{y}}: %{{x:.2f}} {TIMES}<extra></extra>")
-    names, ends = zip(*lines, strict=True)
+    names, ends = zip(*lines, strict=True) if lines else ((), ())
     line = {"color": SPECULATIVE, "width": 2}
     figure.add_scatter(x=ends, y=names, mode="lines", line=line, hoverinfo="skip", showlegend=False)
     figure.data = figure.data[::-1]  # the dots cover the lines

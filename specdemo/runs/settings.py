@@ -71,7 +71,7 @@ class Settings:
         1.0, "sample among the likeliest tokens that hold this probability; 0 for the likeliest one"
     )
     top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(
-        0, "sample among so many likeliest tokens; 0 for all"
+        0, "sample from the k likeliest tokens; 0 for all"
     )
     min_p: Annotated[Real, Field(ge=0, le=1)] = option(
         0.0, "sample among tokens with at least this share of the likeliest one's probability"

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.charts import as_data, by_prompt, wall_clock
+from specdemo.bench.decision import decide, users_row
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from specdemo.runs.session import Session
     from specdemo.server.page.service import LimitedSession
 
+WORDS = "sentence", "command"  # of a decision
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, TURNS = 60.0, 3  # no turn is begun after so many seconds
 
@@ -41,11 +45,18 @@ class Item(RacedPrompt):
     paper: bool = False
 
     @property
+    def median(self) -> float:
+        """Of the races that count, of all if none does."""
+        counted = [pair.speedup for pair in self.pairs if not pair.why]
+        return median_low(counted or [pair.speedup for pair in self.pairs])
+
+    @property
     def row(self) -> dict[str, Any]:
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
         row = super().row
-        row["speedups"] = [pair.speedup for pair in self.pairs]
+        row |= {"speedups": [pair.speedup for pair in self.pairs], "speedup": self.median}
+        row |= {"whys": [pair.why for pair in self.pairs]}
         row |= {"max_new_tokens": limit, "why": self.pair.why}
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
@@ -83,16 +94,27 @@ def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, A
     made = {
         **vars(ReportHeader(pair=pair, settings=settings)),
         "rows": [item.row for item in raced],
-        "lengths": by_length([item for item in raced if item.paper]),
+        "lengths": [
+            row | {"speedup": item.median}
+            for item in raced
+            if item.paper
+            for row in by_length([item])
+        ],
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     if prompts := [item for item in raced if not item.paper]:
         made["summary"] = summary_of(prompts)
+        traces = [trace for item in prompts for trace in item.traces]
+        one_user = [users_row(1, [item.speeds for item in prompts], "prompt")]
+        verdict = judge([item.pair for item in prompts], "prompt")
+        choice = ModelChoice(pair.name)
+        made["decision"] = decide(verdict, traces, made["summary"], one_user, choice, settings)
     return dict(json.loads(as_json(made)))
 
 
 def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The sentence of a report, its `charts` (drawn if they are not given), and the report."""
+    """The sentence of a report, the decision as `bench` makes it with its `command`, the `charts`
+    (drawn if they are not given), and the report."""
     pair = report["pair"]
     draft = pair["draft"] or "n-gram lookup"
     sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}."
@@ -103,7 +125,9 @@ def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) ->
         drawn = [wall_clock(report["lengths"])] if report["lengths"] else []
         drawn += [by_prompt(report["rows"])] if report["rows"] else []
         charts = [as_data(chart) for chart in drawn]
-    return {"sentence": sentence, "charts": charts, "report": report}
+    decision = report.get("decision") or {"sentence": "", "command": ""}
+    words = {"sentence": sentence, **{f"decision_{name}": decision[name] for name in WORDS}}
+    return {**words, "charts": charts, "report": report}
 
 
 def recorded() -> dict[str, Any]:

@@ -4,10 +4,11 @@ several drafters, a saved run; and the endpoint /generate. The server keeps no r
 # No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import gradio as gr
@@ -15,39 +16,43 @@ import gradio as gr
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.runs.judge import MIN_RACES
+from specdemo.runs.judge import MIN_RACES, times
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import SOURCES, Trace, as_json, from_json, judged, over, summarize
-from specdemo.server.page import MAX_EVENTS, wording
+from specdemo.server.page import MAX_EVENTS, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
 
-AGAIN = f"The same race again, unwatched: at least {MIN_RACES} decide. Stop ends it."
+REPEATING = "Repeating in the background: {} of {}"
+REPEAT_SECONDS = 10.0  # of repeats in the background, at most
+DRAWING_SECONDS = 0.5  # before the first repeat: the browser here may draw the race
 
 DRAFTERS: dict[Drafter, str] = {
-    "none": "no draft",
+    "none": "autoregressive, no draft",
     "lookup": "n-gram lookup",
     "model": "",
-    "auto": "whichever pays",
+    "auto": "the fastest",
 }
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
 DRAFTS_SECONDS, MAX_TURNS = 12.0, 5  # no turn of all drafters begins after these
 
 
 def message(phase: str, note: str = "", **extra: Any) -> str:
-    """`phase`: "loading", "waiting", "speculative", "baseline", "again" (the race is repeated),
-    "drafts", "done", "stopped", "error" or "opened"; `note` is a sentence for the status line."""
+    """`phase`: "loading", "waiting", "speculative", "baseline", "again" (the race is on show, and
+    repeated in the background), "drafts", "done", "stopped", "error" or "opened"; `note` is a
+    sentence for the status line."""
     return as_json({"phase": phase, "note": note, **extra})
 
 
 def finished(trace: Trace, phase: str, note: str = "") -> str:
-    """The last message of a run: the whole trace, its verdict and the curve of its costs."""
+    """The message of a run that can be shown: its trace, words and charts."""
     recorded = phase == "opened"
     words = {
         "verdict": wording.verdict(trace),
         "curve": wording.curve(trace),
+        "figure": race_charts.wall_clock(trace),
         "model": wording.model_line(trace.pair),
         "reading": wording.reading(trace),
         "program": wording.program(trace),
@@ -84,33 +89,61 @@ def run(
 
 
 def race(session: LimitedSession, question: Question) -> Iterator[str]:
-    """The messages of a race."""
+    """The messages of a race, and of its repeats in the background."""
     seconds = session.limits.race_seconds
     question = replace(question, baseline=True, repeat=seconds, measured=False, candidates=True)
     trace: Trace | None = None
     sent = 0.0
     new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
-    for event in session.ask(question):
-        if isinstance(event, Trace):
-            if trace is None and not enough(event, seconds):
-                yield message("again", AGAIN, **new, verdict=wording.verdict(event))
-                question.stop.wait(session.update_seconds)  # until a browser here has drawn it
-            trace = event
-            continue
-        if isinstance(event, Waiting):
-            phase, note = "waiting", wording.queue_place(event)
-        elif isinstance(event, Round):
-            new["rounds"].append(event)
-            phase, note = "speculative", "Answering with speculative decoding"
-        else:
-            new["baseline"].append(event)
-            phase, note = "baseline", "Answering again, one token at a time"
-        if time.monotonic() - sent >= session.update_seconds:
-            yield message(phase, note, **new)
-            new, sent = {"rounds": [], "baseline": []}, time.monotonic()
-    assert trace is not None
+    with closing(session.ask(question)) as events:
+        for event in events:
+            if isinstance(event, Trace):
+                trace = event
+                break
+            if isinstance(event, Waiting):
+                phase, note = "waiting", wording.queue_place(event)
+            elif isinstance(event, Round):
+                new["rounds"].append(event)
+                phase, note = "speculative", "Answering with speculative decoding"
+            else:
+                new["baseline"].append(event)
+                phase, note = "baseline", "Answering again, one token at a time"
+            if time.monotonic() - sent >= session.update_seconds:
+                yield message(phase, note, **new)
+                new, sent = {"rounds": [], "baseline": []}, time.monotonic()
+        assert trace is not None
+        if not enough(trace, seconds):
+            yield finished(trace, "again", "The race is repeated in the background")
+            for trace in _repeats(session, question.stop, events):
+                count = trace.verdict.races if trace.verdict else 0
+                note = REPEATING.format(count, max(count, MIN_RACES))
+                yield message("again", note, verdict=wording.verdict(trace))
     ended = ("stopped", "Stopped.") if trace.identical is None else ("done",)
     yield finished(trace, *ended)
+
+
+def _repeats(
+    session: LimitedSession, stop: Event, events: Iterator[SessionEvent]
+) -> Iterator[Trace]:
+    """The race on show after each repeat. Repeats of two visitors' races wait for each other, and
+    for questions; they end with `stop`, and after REPEAT_SECONDS."""
+    stop.wait(DRAWING_SECONDS)
+    while not session.repeating.acquire(timeout=0.1):
+        if stop.is_set():
+            return
+    late = Timer(REPEAT_SECONDS, stop.set)
+    late.start()
+    try:
+        while not stop.is_set():
+            if session.occupied:
+                stop.wait(0.1)
+            elif isinstance(event := next(events, None), Trace):
+                yield event
+            elif event is None:
+                return
+    finally:
+        late.cancel()
+        session.repeating.release()
 
 
 def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
@@ -130,8 +163,9 @@ def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
             runs[way].append(trace)
         turn += 1
         ways.reverse()  # so that a drift of the machine's speed favours none
-        yield message("drafts", drafts=_drafts(runs))
-    yield message("done", f"Races with each drafter: {turn}. The median of each is drawn.")
+        found = _drafts(runs)
+        yield message("drafts", drafts=found)
+    yield message("done", _winner(found, turn), figure=_figure_of(found))
 
 
 def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
@@ -155,6 +189,24 @@ def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
         )
     undrafted = medians[0]["seconds"]
     return [run | {"speedup": over(undrafted, run["seconds"])} for run in medians]
+
+
+def _winner(found: Sequence[Mapping[str, Any]], turns: int) -> str:
+    best = max(found, key=lambda run: run["speedup"] or 0.0)
+    lead = f"Fastest: {best['name']}, {times(best['speedup'] or 1.0)}"
+    return f"{lead}. Medians of {turns} races with each drafter."
+
+
+def _figure_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return race_charts.of_drafters(
+        {
+            race_charts.label_of(run["name"], run["speedup"], run["acceptance_rate"]): (
+                run["times"],
+                run["tokens"],
+            )
+            for run in found
+        }
+    )
 
 
 def add_endpoint(service: Service, menu: ModelMenu) -> None:

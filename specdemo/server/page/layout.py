@@ -20,17 +20,19 @@ TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
 
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
+INK, PAPER = "#16202c", "#eef2f7"  # of buttons: colours are for the two ways of decoding
 THEME = gr.themes.Base(
     primary_hue=gr.themes.colors.blue,
     neutral_hue=gr.themes.colors.slate,
     font=["system-ui", "sans-serif"],
     font_mono=["ui-monospace", "monospace"],
 ).set(
-    button_primary_background_fill="#005a8f",
-    button_primary_background_fill_dark="#005a8f",
-    button_primary_background_fill_hover="#00486f",
-    button_primary_background_fill_hover_dark="#00486f",
+    button_primary_background_fill=INK,
+    button_primary_background_fill_dark=PAPER,
+    button_primary_background_fill_hover="#344152",
+    button_primary_background_fill_hover_dark="#d5dce4",
     button_primary_text_color="white",
+    button_primary_text_color_dark=INK,
     **dict.fromkeys(("body_text_color_subdued", "block_info_text_color"), LIGHT),
     **dict.fromkeys(("body_text_color_subdued_dark", "block_info_text_color_dark"), DARK),
 )
@@ -51,6 +53,8 @@ BOOK = {
     "required": ["title", "author", "year", "genres", "in_print"],
     "additionalProperties": False,
 }
+FIRST_QUESTION = "Write a Python function that checks whether a number is prime."
+"""That of the recorded race that is shown first."""
 EXAMPLES = {
     "What is the water cycle?": "",
     "Write is_even(n) in Python": "",
@@ -70,7 +74,7 @@ def build(
 ) -> gr.Blocks:
     """The page for a service. `max_new_tokens` is the first value of that setting."""
     defaults = {
-        "question": next(iter(EXAMPLES)),  # that of the recorded race that is shown first
+        "question": FIRST_QUESTION,
         **asdict(Settings(max_new_tokens=max_new_tokens)),
         **menu.defaults,
     }
@@ -82,8 +86,6 @@ def build(
                 _race_tab(blocks, service, menu, defaults, download)
             with gr.Tab("Benchmark", id="benchmark"):
                 _html("benchmark.html", "sd-benchmark", "mountBenchmark")
-            with gr.Tab("How it works", id="how"):
-                _html("walk.html", "sd-walk", "mountWalk")
         events.add_endpoint(service, menu)
     return blocks
 
@@ -138,18 +140,19 @@ def _race_tab(
     _add_texts()
 
     every, schema, pair = list(inputs.values()), inputs["json_schema"], inputs["pair"]
+    labels = {name: item.label for name, item in inputs.items()} | {"question": False}
+    known = [(name, label, defaults[name]) for name, label in labels.items()]
+    remember, ask = (_called(name, known) for name in ("settings", "ask"))
     # The schema of an example goes when another question is typed; a visitor's own stays.
     typed = f"{json.dumps([*EXAMPLES.values()])}.includes(schema) ? '' : schema"
     question.input(None, schema, schema, js=f"(schema) => {typed}", **PRIVATE)
     for example, (text, wanted) in zip(examples, EXAMPLES.items(), strict=True):
         js = f"(schema) => [{json.dumps(text)}, {json.dumps(wanted)} || ({typed})]"
-        example.click(None, schema, [question, schema], js=js, **PRIVATE)
+        filled = example.click(None, schema, [question, schema], js=js, **PRIVATE)
+        filled.then(None, every, None, js=ask, **PRIVATE)
     # The chip is hidden then: without another place the focus would be lost.
     emptied = "() => { document.querySelector('#sd-run').focus(); return ''; }"
     chip.click(None, None, schema, js=emptied, **PRIVATE)
-    labels = {name: item.label for name, item in inputs.items()} | {"question": False}
-    known = [(name, label, defaults[name]) for name, label in labels.items()]
-    remember, ask = (_called(name, known) for name in ("settings", "ask"))
     # "multiple": the default drops a change that comes while another one is handled.
     changes = [component.change for component in every]
     gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
@@ -183,9 +186,13 @@ def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
 
     with gr.Row():
         info = "The target model and its draft. A pair that is not here yet is downloaded. "
-        info += "Tokens/s: without a draft, to half of its tokens accepted."
+        info += "Tokens/s: without drafts, and at 50 % acceptance."
         choose("pair", "Pair", menu.pairs(), scale=2, min_width=320, info=info)
         choose("drafter", "Drafter", ["auto", "model", "lookup"])
+    with gr.Row(elem_id="sd-own"):  # shown with a pair of the visitor's own
+        put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
+        put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
+        choose("weight_format", "Weight format")
     with gr.Row():
         slide("max_new_tokens", "Maximum tokens", 1, LIMITS.new_tokens, 1)
         slide("temperature", "Temperature", 0, 5, 0.05)
@@ -205,10 +212,6 @@ def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
             choose("numerics", "Numerics")
             choose("kv_cache", "KV cache precision")
             put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
-        with gr.Row():
-            put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
-            put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
-            choose("weight_format", "Weight format")
         with gr.Row():
             put(gr.Checkbox, "thinking", "Thinking")
             put(gr.Textbox, "device", "Device", max_lines=1)

@@ -83,6 +83,13 @@ class LimitedSession:
         self.info, self.limits = session.info, service.limits
         self.update_seconds = UPDATE_SECONDS[service.visitors > 1]
         self._until = monotonic() + self.limits.seconds
+        self.repeating = service.repeating
+
+    @property
+    def occupied(self) -> bool:
+        """Whether a question is answered, or waits."""
+        activity = self._session.activity
+        return bool(activity.active or activity.waiting or activity.preparing)
 
     def ask(self, question: Question) -> Generator[SessionEvent]:
         """As Session.ask. Raises BadInput over a limit, RequestFailed when it takes too long."""
@@ -128,6 +135,7 @@ class Service(Host):
         super().__init__(pair, opener, fetch)
         self.limits = limits
         self._lock = threading.Lock()
+        self.repeating = threading.Lock()  # held by the race that is repeated
         self._at_work: Counter[tuple[str, str]] = Counter()
         self._started: dict[tuple[str, str], deque[float]] = {}
 

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
+from specdemo.pairs.sources import EMBEDDED_DRAFT
+from specdemo.runs.judge import Verdict, times
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import MAX_RATE, WATCHED, Trace, describe_difference, summarize
+from specdemo.server.page import race_charts
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
@@ -26,6 +29,8 @@ DISAGREEING = 0.1  # share of the measured figure; predictions that differ more 
 READING_SHARE = 0.1  # of a run's time; above it, the time from the question on is shown too
 LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
 """Tokens. Of 17 answers those that looped had 28 or more such tokens, all others at most 7."""
+BUSY = "other programs take"  # as judge.starved begins
+SHORT_SECONDS = 0.05  # of decoding; shorter runs that look the same are not compared
 LOOP = "This answer repeats itself, so guessing is easy."
 GENERATES = {"max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"}
 GENERATES |= {"numerics"}
@@ -40,10 +45,10 @@ EXPECTED = {0.5: ": quick, often wrong", 4.0: ": small, sometimes wrong"}
 
 def verdict(trace: Trace) -> dict[str, Any]:
     """The words for a run: `tone` ("faster", "slower", "unclear", "differ", or "neutral" for a
-    stopped or looping one), `headline`, `sentence`, `notes` (a list of sentences); for a finished
-    run also `identity`, `difference` (the first position where the answers differ, or None), its
-    `races`, the one on show first: `speedup`, `counted`, and `why` not, and their `result` as one
-    line."""
+    stopped or looping one), a `headline` of few words or one figure, what it holds for as
+    `qualifier`, a `sentence`, `notes` (a list of sentences); for a finished run also `identity`,
+    `difference` (the first position where the answers differ, or None), its `races`, the one on
+    show first: `speedup`, `counted`, and `why` not, and their `result` as one line."""
     summary = summarize(trace)
     stopped = trace.finish_reason == "cancelled" or (trace.baseline and trace.identical is None)
     acceptance = "nothing was drafted"
@@ -55,23 +60,20 @@ def verdict(trace: Trace) -> dict[str, Any]:
         pace = f", {summary.tokens_per_second:.0f} tokens/s after the first"
         words = f"{_count(summary.tokens, 'token')}{pace if summary.decoded else ''}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
-        return {"tone": "neutral", "headline": headline, "sentence": words, "notes": []}
+        return _words("neutral", headline, sentence=words)
     notes = _notes(trace)
+    told = _result(trace, result)
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
-        tone, headline = "differ", "The answers differ"
+        told = _words("differ", "The answers differ")
         identity = f"Not identical: {describe_difference(trace)}."
         if trace.settings.temperature and trace.settings.coupling == "maximal":
-            tone, headline = "neutral", "Different answers, as expected"
+            told = _words("neutral", "Different answers", "as expected")
             identity = "This rule keeps the distribution, not the tokens."
-    else:
-        tone, headline = TONES[result.result], result.headline
-        if LOOP in notes and tone == "faster":
-            tone = "neutral"
-    return {
-        "tone": tone,
-        "headline": headline,
-        "sentence": f"{_pace(trace)}; {result.detail}; {acceptance}.",
+    elif LOOP in notes and told["tone"] == "faster":
+        told["tone"] = "neutral"
+    return told | {
+        "sentence": f"{_pace(trace)}; {acceptance}.",
         "notes": notes,
         "identity": identity,
         "difference": trace.difference,
@@ -81,6 +83,33 @@ def verdict(trace: Trace) -> dict[str, Any]:
         ],
         "result": result.sentence,
     }
+
+
+def _words(tone: str, headline: str, qualifier: str = "", sentence: str = "") -> dict[str, Any]:
+    words = {"tone": tone, "headline": headline, "qualifier": qualifier, "sentence": sentence}
+    return words | {"notes": []}
+
+
+def _result(trace: Trace, result: Verdict) -> dict[str, Any]:
+    """The headline of a race whose answers are the same. Every race has a figure; whether it counts
+    stands beside it."""
+    summary = summarize(trace)
+    seconds, baseline = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
+    if not summary.drafted:
+        return _words("neutral", "Nothing was drafted", "so both runs do the same work")
+    if f"{seconds:.2f}" == f"{baseline:.2f}" and seconds < SHORT_SECONDS:
+        return _words("neutral", "Too short to matter", _count(summary.tokens, "token"))
+    if not result.races:
+        busy = "busy machine" if result.why.startswith(BUSY) else result.why
+        figure = f"about {summary.speedup or 0.0:.1f}x"
+        return _words("unclear", figure, f"in this race; {busy}, no verdict yet")
+    tone, figure = TONES[result.result], times(result.speedup)
+    if result.races == 1:
+        return _words(tone, figure, f"in this race; {result.detail}")
+    if result.result == "undecided":
+        lead = f"undecided, {result.faster} of {result.races} races were faster: "
+        return _words(tone, figure, lead + result.detail)
+    return _words(tone, figure, result.detail)
 
 
 def _pace(trace: Trace) -> str:
@@ -112,7 +141,7 @@ def _notes(trace: Trace) -> list[str]:
     if result.interval[0] <= 1:
         cost = summary.tokens_per_round / result.speedup
         notes.append(
-            f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
+            f"A round gives {summary.tokens_per_round:.2f} tokens and takes as long as "
             f"{cost:.2f} tokens of the baseline."
         )
     reasons = Counter(pair.why for pair in trace.pairs if pair.why not in ("", WATCHED))
@@ -138,9 +167,8 @@ def _count(number: int, name: str) -> str:
 
 def curve(trace: Trace) -> dict[str, Any] | None:
     """What the page says about the costs of a run's steps, None if it has too few or they took no
-    time: a `sentence` about checking the median number of `tokens`; the `costs` by number of tokens
-    (seconds, and the ends between which half of them lie); the speed-up `predicted` at the run's
-    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; and the `measured` one. Nothing is predicted
+    time: a `sentence` about checking the median number of tokens; the `figure` of their costs; the
+    speed-up `predicted` at the run's acceptance rate; and the `measured` one. Nothing is predicted
     that disagrees with what was measured."""
     costs = {cost.tokens: cost for cost in step_costs(trace)}
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
@@ -151,24 +179,20 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     several = costs[tokens]
     ratio, low, high = (each / step for each in (several.seconds, several.low, several.high))
     comparable = ratio >= 1 - DISAGREEING  # reading more tokens cannot take less time
-    length = f"{ratio:.1f} times as long" if ratio >= 1.05 else "as long"
+    length = f"{ratio:.1f}x as long" if ratio >= 1.05 else "as long"
     spread = _count(several.rounds, "such step")
     if several.rounds > 3:
-        spread = f"half of {spread} took {low:.1f} to {high:.1f} times"
+        spread = f"half of {spread} took {low:.1f}x to {high:.1f}x"
     measured = result.speedup if (result := trace.verdict) and result.races else figures.speedup
-    rates = [figures.acceptance_rate or 0.0, *(percent / 100 for percent in range(101))]
-    predicted, *by_rate = predicted_speedups(trace, rates)
+    [predicted] = predicted_speedups(trace, [figures.acceptance_rate or 0.0])
     agreeing = measured is None or abs(predicted / measured - 1) <= DISAGREEING
     return {
         "sentence": f"Checking {tokens} tokens took {length} as making one ({spread})."
         if comparable
         else "The machine's speed changed between both runs: their steps cannot be compared.",
-        "tokens": tokens,
-        "costs": [dataclasses.astuple(cost) for cost in costs.values()],
+        "figure": race_charts.step_costs([*costs.values()], trace),
         "predicted": predicted if comparable and agreeing else None,
         "measured": measured,
-        "rate": figures.acceptance_rate,
-        "by_rate": [round(speedup, 3) for speedup in by_rate],
     }
 
 
@@ -180,9 +204,9 @@ def reading(trace: Trace) -> str:
     if not trace.identical or not figures.speedup or trace.prefill_seconds <= READING_SHARE * total:
         return ""
     return (
-        f"With reading the question {shown[-1].shown_at / total:.2f} times as fast: {total:.2f} s "
-        f"instead of {shown[-1].shown_at:.2f} s. First token after "
-        f"{figures.time_to_first_token:.2f} s, without drafts {shown[0].shown_at:.2f} s."
+        f"Including the prompt: {times(shown[-1].shown_at / total)}, {total:.2f} s instead of "
+        f"{shown[-1].shown_at:.2f} s; first token after {figures.time_to_first_token:.2f} s, "
+        f"without drafts {shown[0].shown_at:.2f} s."
     )
 
 
@@ -210,8 +234,7 @@ def origin(trace: Trace, when: str) -> str:
     """The machine, the date and the models of a run."""
     place = f" on {trace.machine}" if trace.machine else ""
     day = f", {trace.created[:10]}" if trace.created else ""
-    draft = trace.pair.draft or "n-gram lookup"
-    return f"{when}{place}{day}. Model {trace.pair.target}, draft: {draft}."
+    return f"{when}{place}{day}. Model {trace.pair.target}, draft: {draft_of(trace.pair)}."
 
 
 def recorded_name(trace: Trace) -> str:
@@ -227,8 +250,16 @@ def model_line(info: PairInfo) -> str:
         words += f", {number} {unit} weights"
         billions = float(number) / (1 if unit == "billion" else 1000)
         words += next((note for limit, note in EXPECTED.items() if billions < limit), "")
-    draft = info.draft or "n-gram lookup (no draft model)"
-    return f"{words}. Drafts by {draft}. We measure speed and whether answers match, not truth"
+    return (
+        f"{words}. Draft: {draft_of(info)}. We measure speed and whether answers match, not truth"
+    )
+
+
+def draft_of(info: PairInfo) -> str:
+    """What drafts, in words."""
+    if info.draft == EMBEDDED_DRAFT.name:
+        return "a head trained for this model"
+    return info.draft or "n-gram lookup (no draft model)"
 
 
 def queue_place(waiting: Waiting) -> str:

@@ -17,8 +17,7 @@ export const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
 export const milliseconds = (s) => (1000 * s).toFixed(s < .01 ? 1 : 0) + " ms";
 export const percent = (share) => Math.round(100 * share) + "%";
 export const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
-export const factor = (speedup) => (speedup < 1 ? `${(1 / speedup).toFixed(2)} times slower`
-  : `${speedup.toFixed(2)} times faster`);
+export const times = (speedup) => speedup.toFixed(2) + "x";
 export const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎").replace(/ /g, "␣"));
 
 /* The names of the sources of draft tokens. */
@@ -36,7 +35,7 @@ export const table = (head, rows) => {
 
 /* A colour of style.css, as it is in the present theme. */
 export const colour = (name) => {
-  const probe = document.body.appendChild(make("span", ""));
+  const probe = document.body.appendChild(make("span", "sd-probe"));
   probe.style.color = `var(--sd-${name})`;
   const value = getComputedStyle(probe).color;
   probe.remove();
@@ -44,7 +43,10 @@ export const colour = (name) => {
 };
 
 /* Calls `act` when the theme may have changed. */
-export const onTheme = (act) => new MutationObserver(act).observe(document.body, { attributeFilter: ["class"] });
+export const onTheme = (act) => {
+  new MutationObserver(act).observe(document.body, { attributeFilter: ["class"] });
+  matchMedia("(forced-colors: active)").addEventListener("change", act);
+};
 
 /* Lets a visitor keep `content` as a file. */
 export const keep = (content, name, type) => {
@@ -78,7 +80,7 @@ const visitor = crypto.getRandomValues(new Uint8Array(12)).reduce((name, byte) =
 const LARGEST_RUN = 2.5e6;   // characters
 
 export const failure = (note) => ({ phase: "error", note });
-const LOST = failure("The server does not answer; reload the page.");
+const LOST = { ...failure("The server does not answer. Reconnecting."), lost: true };
 
 const post = (path, body) => fetch(page + path, { method: "POST",
   headers: { "Content-Type": "application/json" }, body: JSON.stringify({ visitor, ...body }) });
@@ -115,6 +117,12 @@ export const openRun = async (run) => {
   if (run.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
   const message = await post("open", { run }).then((response) => response.json()).catch(() => ({}));
   return message.phase ? message : refusal(message);
+};
+
+/* Waits until the server answers again. */
+export const reconnected = async () => {
+  do await new Promise((resolve) => setTimeout(resolve, 2000));
+  while (!await fetch(page + "health").then(({ ok }) => ok, () => false));
 };
 
 export const asset = (name) => (

@@ -1,14 +1,27 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
-import { curvesOf, mountBenchmark as mountCharts } from "./chart.js";
-import { asset, button, failure, isRunning, keepJson, make, openRun, page, percent, say, stream } from "./common.js";
-import { drawPicture, mountWalk as mountStations } from "./player.js";
+import { mountBenchmark as mountCharts } from "./chart.js";
+import { asset, button, failure, isRunning, keepJson, make, openRun, page, percent, reconnected, say, stop,
+  stream } from "./common.js";
+import { mountTour } from "./player.js";
 import { RaceView } from "./race.js";
 
 const MAX_VISITS = 12, specdemo = window.specdemo;
-let race = null, drawWalk = null, explained = null, formatted = null, query = [], differing = [], wanted = 0;
+let race = null, formatted = null, query = [], differing = [], wanted = 0;
 
 /* A run that is opened never takes the place of one that is under way. */
-const receive = (message) => (message.phase === "opened" && isRunning() ? null : race.receive(message));
+const receive = async (message) => {
+  if (message.phase === "opened" && isRunning()) return;
+  race.receive(message);
+  if (!message.lost) return;
+  await reconnected();
+  if (!isRunning()) race.receive({ phase: "idle", note: "The server is back. Press Run to ask again." });
+};
+
+/* Shows the messages of a run, unless another was wanted since: its repeats may go on in the background. */
+const follow = (path, inputs) => {
+  const turn = wanted += 1;
+  return stream(path, inputs, (message) => turn === wanted && receive(message));
+};
 
 /* Shows a run that is on its way, unless another was wanted since; gives whether it did. */
 const open = async (coming) => {
@@ -17,10 +30,20 @@ const open = async (coming) => {
   receive(message);
   return message.phase === "opened";
 };
+
+/* Repeats in the background end with anything that the visitor does, which may be the next question: that
+   ends them itself. */
+for (const act of ["pointerdown", "keydown", "wheel"]) {
+  addEventListener(act, () => setTimeout(() => race?.root.dataset.phase === "again" && stop(), 300), { passive: true });
+}
+
 const values = () => Object.fromEntries(query);
 const parameter = (name) => new URLSearchParams(location.search).get(name);
 
 const speed = () => (race?.motion.chosen ? [["speed", race.motion.chosen]] : []);
+
+/* The question, and the settings that differ from the defaults. */
+const given = () => [["question", values().question ?? ""], ...differing.filter(([name]) => name !== "question")];
 
 /* A link with these values by name. */
 const linkOf = (pairs) => `${page}?${new URLSearchParams(pairs)}`.replace(/\?$/, "");
@@ -66,7 +89,7 @@ const unpack = async (text) => {
 /* Shows a link to the run, or to the question only, and copies it. */
 const copyLink = async (withRun) => {
   const box = race.find(".sd-link-text"), { trace } = race, same = trace.instruction === values().question;
-  const short = linkOf([...(withRun && !same ? [] : query), ...speed()]);
+  const short = linkOf([...(withRun && !same ? [] : given()), ...speed()]);
   const link = withRun ? `${short}#run=${await pack(trace)}` : short, long = link.length > LONGEST_LINK;
   box.value = long ? short : link;
   box.hidden = false;
@@ -76,76 +99,80 @@ const copyLink = async (withRun) => {
 };
 
 const addRun = (message) => {
-  const { trace, verdict } = message, [shown] = curvesOf(message);
-  const { acceptance_rate: rate } = trace.summary, result = verdict.headline;
+  const { trace, verdict } = message, { acceptance_rate: rate } = trace.summary, result = verdict.headline;
   const name = `\u2068${trace.instruction.slice(0, 28)}\u2069`;   // keeps Arabic apart from the figures
   const title = `${trace.instruction.slice(0, 200)}: ${verdict.result ?? result}`
     + (rate == null ? "" : `, ${percent(rate)} accepted`);
-  const curves = [{ name: `${name}: ${result}`, times: shown.spec.x, tokens: shown.spec.y }];
-  const lay = button("+", () => {
-    lay.ariaPressed = String(lay.ariaPressed !== "true");
-    race.overlay(lay, lay.ariaPressed === "true" && curves);
-  }, { className: "sd-lay", title: "Lay over the chart", ariaPressed: "false" });
-  lay.ariaLabel = `${lay.title}: ${title}`;
   const again = () => open({ ...message, phase: "opened" }), visits = race.find(".sd-visit-list");
-  visits.append(make("li", "", button(`${name}: ${result}`, again, { title }), lay));
+  visits.append(make("li", "", button(`${name}: ${result}`, again, { title })));
   if (visits.children.length > MAX_VISITS) visits.firstChild.remove();
   visits.scrollLeft = visits.scrollWidth;
 };
 
-/* Shows a run before the first question: the run of the link; else the first recorded one, unless the
-   link has a question, whose race is offered. */
+/* Puts the question of a recorded race into the box. */
+const fillQuestion = (text) => {
+  const box = document.querySelector("#sd-question textarea");
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+};
+
+/* Shows a run before the first question: the run of the link, else the first recorded one. */
 const openFirst = async () => {
   const [, packed] = location.hash.match(/^#run=(.*)/) ?? [];
   const text = packed && await unpack(packed).catch(() => null);
   const message = packed && (text === null ? failure(DAMAGED) : await openRun(text));
-  const opened = message && message.phase !== "error";
+  const opened = message && message.phase !== "error", question = parameter("question");
   if (!opened && !race.run) {
-    const recorded = await asset(specdemo.known.races[0][0]), question = parameter("question");
-    if (question === null || !recorded.trace || question === recorded.trace.instruction) receive(recorded);
-    else {
-      explain(recorded);
-      race.offer(question);
-    }
+    receive(await asset(specdemo.known.races[0][0]));
+    document.documentElement.classList.toggle("sd-asks", question !== null && question !== race.trace?.instruction);
   }
   if (message) receive(message);
+  else sayRefused();   // which may have come before
   if (!opened) race.motion.start();
 };
 
-const explain = (message) => {
-  drawPicture(message.trace);
-  drawWalk?.(message);
-  explained = message;
+const sayRefused = () => specdemo.refused && say(document.querySelector(".sd-status"), specdemo.refused);
+
+/* Says which values of a link are not possible here. */
+const tellRefused = (inputs, present) => {
+  const refused = inputs.map(([name], place) => [name, parameter(name), String(present[place] ?? "")])
+    .filter(([name, asked, value]) => asked !== null && name !== "question" && asked !== value
+      && Number(asked) !== Number(value));
+  if (refused.length) specdemo.refused = "This link asks for what is not offered here: "
+    + `${refused.map(([name, asked]) => `${name}=${asked.slice(0, 60)}`).join(", ")}.`;
+  sayRefused();
 };
 
 export const mountRace = (element) => {
   race = specdemo.race = new RaceView(element.querySelector(".sd-view"), {
     addressed: address,
-    settled(message, watched) {
-      explain(message);
+    settled(message, watched, again) {
       document.querySelector("#sd-settled")?.click();
       if (watched) message.values = race.values;
+      if (again) race.find(".sd-visit-list").lastChild?.remove();   // as it was before the repeats
       if (watched && message.trace.rounds.length) addRun(message);
     },
   });
+  mountTour(element.querySelector(".sd-tour"), race);
   const recorded = race.find(".sd-recorded");
   const on = (name, act) => race.find(".sd-" + name).addEventListener("click", act);
   recorded.append(...specdemo.known.races.map(([file, label]) => new Option(label, file)));
   recorded.onchange = async () => {
     const coming = asset(recorded.value);
     recorded.value = "";   // so that the same one can be chosen again
-    if (await open(coming)) race.motion.start();
+    if (!await open(coming)) return;
+    fillQuestion(race.trace.instruction);
+    race.motion.start();
   };
   on("short", () => copyLink(false));
   on("link", () => copyLink(true));
   on("download", () => keepJson(race.trace, "specdemo-run.json"));
   race.find(".sd-open").onchange = async ({ target }) => {
     await open(target.files[0].text().then(openRun));
-    race.find(".sd-verdict").scrollIntoView({ block: "nearest" });
+    race.find(".sd-panes").scrollIntoView({ block: "nearest" });
     target.value = "";
   };
-  // Asked as the run that is shown was: their curves are laid over its own.
-  on("drafts", () => !isRunning() && stream("drafts", race.message.values, receive));
+  on("drafts", () => !isRunning() && follow("drafts", race.message.values));   // as the run on show was asked
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
@@ -154,26 +181,6 @@ export const mountRace = (element) => {
 };
 
 export const mountBenchmark = (element) => mountCharts(element, values);
-
-export const mountWalk = (element) => {
-  drawWalk = mountStations(element, {
-    watch(round) {
-      showTab("Race");
-      if (!race.trace) receive({ ...explained, phase: "opened" });   // after a question that a link brought
-      setTimeout(() => race.trace && race.motion.goTo(round), 100);   // it scrolls there once the tab is shown
-    },
-    ask() {
-      showTab("Race");
-      document.querySelector("#sd-examples button:last-child").click();
-      setTimeout(() => {   // Gradio takes a moment
-        const run = document.querySelector("#sd-run");
-        run.focus();
-        run.click();
-      }, 300);
-    },
-  });
-  if (explained) drawWalk(explained);
-};
 
 /* Markdown of a model, in which no HTML, image or link can begin: a mark breaks what begins them. Once it
    is drawn, the marks are taken out of the texts of the node, which makes no elements. */
@@ -211,6 +218,8 @@ export const settings = (inputs, present) => {
   note.textContent = changes.join(", ");
   title?.firstElementChild.after(note);
   document.documentElement.classList.toggle("sd-as-json", !!values().json_schema);
+  document.documentElement.classList.toggle("sd-own-pair", values().pair === "own");
+  if (!settings.timer) tellRefused(inputs, present);
   clearTimeout(settings.timer);
   settings.timer = setTimeout(address, 500);
 };
@@ -218,13 +227,13 @@ export const settings = (inputs, present) => {
 export const ask = (inputs, present) => {
   if (isRunning() || !race) return;
   settings(inputs, present);
-  wanted += 1;
   history.replaceState(history.state, "", location.href.split("#")[0]);   // its run is another question's
   Object.assign(race, { live: false, asked: values().question, values: values() });
+  document.documentElement.classList.remove("sd-asks");
   receive({ phase: "loading", note: "Asking" });
-  stream("race", values(), receive);
+  follow("race", values());
 };
 
-export { stop } from "./common.js";
+export { stop };
 
-Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]) });
+Object.assign(specdemo, { receive, openRun, link: () => linkOf([...given(), ...speed()]) });

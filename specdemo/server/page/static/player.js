@@ -1,6 +1,5 @@
-/* Shows a finished race again: slowly or step by step, and one round of it as a picture, which the walk of
-   the tab "How it works" explains. */
-import { button, counted, factor, isRunning, make, milliseconds, quoted, say, seconds, visible } from "./common.js";
+/* Shows a finished race again: at real time, slowly or step by step; and the tour, which explains it. */
+import { counted, isRunning, make, milliseconds, quoted, say, seconds, times, visible } from "./common.js";
 
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
 const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
@@ -13,16 +12,16 @@ const roundWords = ({ drafted, emitted }) => {
   if (emitted?.kind === "first") return "The target model read the question and gave the first token.";
   const right = drafted.filter((one) => one.accepted).length;
   const gave = counted(right + (emitted ? 1 : 0), "token");
+  if (!emitted) return `The answer ends here: ${gave} for ${STEP}.`;
   if (!drafted.length) return `The draft guessed nothing, which would not have paid: ${gave} for ${STEP}.`;
   const guessed = `The draft guessed ${counted(drafted.length, "token")}, `;
-  if (emitted?.kind === "bonus") {
+  if (emitted.kind === "bonus") {
     const all = right === 1 ? "it was right" : "all were right";
     return `${guessed}${all}, and the check gave one more: ${gave} for ${STEP}.`;
   }
   const accepted = right === 0 ? "none was right" : right === 1 ? "1 was right" : `${right} were right`;
-  const wrong = emitted && drafted[right];
-  const word = ({ text }) => quoted(text.trim() || text);
-  const instead = wrong ? ` It put ${word(emitted)} for ${word(wrong)}.` : "";
+  const word = ({ text }) => (text ? quoted(text.trim() || text) : "the end");
+  const instead = drafted[right] ? ` It put ${word(emitted)} for ${word(drafted[right])}.` : "";
   return `${guessed}${accepted}: ${gave} for ${STEP}.${instead}`;
 };
 
@@ -30,10 +29,15 @@ const roundWords = ({ drafted, emitted }) => {
    race's own time. */
 export class Player {
   constructor(view) {
-    Object.assign(this, { race: view, view: Infinity, playing: false, speed: "slow" });
+    Object.assign(this, { race: view, view: Infinity, playing: false, speed: "1" });
     this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const { find } = view, on = (name, act) => find(".sd-" + name).addEventListener("click", act);
     on("play", () => this.toggle());
+    on("replay", () => {
+      this.choose("1");
+      this.view = 0;
+      this.start();
+    });
     on("back", () => this.step(-1));
     on("next", () => this.step(1));
     on("speeds", ({ target, detail }) => {
@@ -45,14 +49,14 @@ export class Player {
     find(".sd-seek").addEventListener("input", ({ target: { value } }) => {
       this.jump(value >= 1000 ? Infinity : value / 1000 * view.duration);
     });
-    find(".sd-strip").addEventListener("click", ({ target }) => {
+    find(".sd-tree").addEventListener("click", ({ target }) => {
       const row = target.closest(".sd-round");
       if (row) this.goTo([...row.parentNode.children].indexOf(row));
     });
-    addEventListener("keydown", (event) => this.key(event));
+    find(".sd-player").addEventListener("keydown", (event) => this.key(event));
     const asked = new URLSearchParams(location.search).get("speed");
     if (Object.hasOwn(SPEEDS, asked)) this.chosen = asked;
-    this.choose(this.still ? "steps" : this.chosen ?? "slow");
+    this.choose(this.still ? "steps" : this.chosen ?? "1");
   }
 
   choose(speed) {
@@ -62,14 +66,11 @@ export class Player {
     else if (this.race.trace && !this.playing) this.start();
   }
 
-  /* Space and arrow keys, unless the focus is on something that uses them itself. */
+  /* Space and arrow keys in the player, unless the focus is on something that uses them itself. */
   key(event) {
     const { target, key } = event, { race } = this;
-    const { top, bottom } = race.find(".sd-shown").getBoundingClientRect();
-    const other = target.closest("input, textarea, select, a, summary, [role=listbox], [role=tab], [role=region]");
-    const pressed = target.closest("button"), seen = bottom > top && top < innerHeight && bottom > 0;
-    if (other || !seen || !race.trace || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (pressed && (key === " " || !race.player.contains(pressed))) return;
+    if (target.closest("input") || !race.trace || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (key === " " && target.closest("button")) return;
     const act = { " ": () => this.toggle(), ArrowRight: () => this.step(1), ArrowLeft: () => this.step(-1) }[key];
     if (!act) return;
     act();
@@ -101,13 +102,11 @@ export class Player {
       : moments.findLast((one) => one < view - 1e-9) ?? Infinity);
   }
 
-  /* Shows round number `round` before its verdict, or after it if nothing was drafted. */
-  goTo(round) {
-    const { spec, player } = this.race;
+  /* Shows round number `round` before its verdict, or after it (`step` 1, or nothing was drafted). */
+  goTo(round, step = 0) {
+    const { spec } = this.race;
     this.choose("steps");
-    this.jump(spec.events[round].drafted.length ? this.guessed(round) : spec.spent(round + 1));
-    player.focus({ preventScroll: true });
-    player.scrollIntoView({ block: "center" });
+    this.jump(spec.events[round].drafted.length && !step ? this.guessed(round) : spec.spent(round + 1));
   }
 
   /* Seconds of the race that pass while one second of watching does, at most 1. */
@@ -122,7 +121,7 @@ export class Player {
   /* Draws every 30 ms, half as often as a browser does: models may be loading meanwhile. */
   play(on) {
     this.playing = on;
-    this.race.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay";
+    this.race.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Play";
     this.race.find(".sd-caption").ariaLive = on ? "off" : "polite";
     clearInterval(this.timer);
     if (on) this.timer = setInterval(() => this.tick(), 30);
@@ -150,6 +149,7 @@ export class Player {
     this.play(false);
     this.race.show(time);
     if (time === Infinity) this.race.scroll(0);
+    this.race.drawChart();
   }
 
   /* Draws what is no token of the answer at this moment: draft tokens before the verdict in grey,
@@ -174,8 +174,9 @@ export class Player {
         make("span", "sd-ghost sd-" + look, look === "struck" ? visible(text) : text), { ariaHidden: "true", token: place }));
       if (place) place.before(...nodes);
       else spec.box.append(...nodes);
-      for (const node of spec.box.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
-      if (time < Infinity) for (const node of last?.nodes ?? []) node.classList.add("sd-now");
+      for (const node of this.race.root.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
+      const lit = look === "guess" && ghosts.length ? [next.row] : [...last?.nodes ?? [], last?.row];
+      if (time < Infinity) for (const node of lit) node?.classList.add("sd-now");
     }
     // While it plays a caption stays until the next verdict: it takes a moment to read.
     const guessing = look === "guess" && ghosts.length && !this.playing;
@@ -217,117 +218,64 @@ const tellingRound = (rounds) => {
   return best > 0 ? scores.indexOf(best) : -1;
 };
 
-const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));
+const NO_GUESS = "In this run nothing was guessed.";
+const SAME = "The answer is the same: without sampling a guess is kept only if it is the model's own choice, and with "
+  + "sampling both runs draw with the same noise. Each race compares two independent runs.";
 
-/* By step of a round: a caption and the words. */
-const CARDS = {
-  Guess: ({ drafted }) => ["The draft guesses ahead", drafted.map((one) => word("guess", one))],
-  Check: ({ drafted }) => ["The model checks in one step", drafted.map((one, place) => {
-    const wrong = place === drafted.findIndex((other) => !other.accepted);
-    const [look, mark] = one.accepted ? ["right", " ✓"] : wrong ? ["struck", " ✗"] : ["guess", ""];
-    return word(look, { text: one.text.trim() + mark });
-  })],
-  Keep: ({ drafted, emitted }) => {
-    const kept = drafted.filter((one) => one.accepted).map((one) => word("right", one));
-    if (!emitted) return ["All guesses are kept", kept];
-    if (emitted.kind === "correction") return ["The model replaces the wrong word", [...kept, word("wrong", emitted)]];
-    return ["The model adds one of its own", [...kept, word("own", emitted)]];
-  },
-};
-
-/* The three cards of a round; number `current` (from 1) is the one that is being explained. */
-const cardsOf = (round, current) => Object.entries(CARDS).map(([name, describe], place) => {
-  const [caption, words] = describe(round), item = make("div", "sd-step", make("b", "", `${place + 1} ${name}`),
-    make("span", "sd-hint", caption), make("span", "sd-words", ...words));
-  if (place + 1 === current) item.ariaCurrent = "step";
-  return item;
-});
-
-/* Two bars as long as the runs took. */
-const lengths = ({ decode_seconds: spec, baseline_decode_seconds: base }) => (
-  [["Speculative", spec], ["Autoregressive", base]].map(([name, spent]) => {
-    const bar = make("i", "", seconds(spent));
-    bar.style.width = `${100 * spent / Math.max(spec, base)}%`;
-    return make("span", "sd-length", name, bar);
-  }));
-
-export const drawPicture = ({ rounds }) => {
-  const round = rounds[tellingRound(rounds)];
-  document.querySelector(".sd-header .sd-steps").replaceChildren(...(round ? cardsOf(round) : [NO_GUESS[0]]));
-};
-
-/* What the stations of the walk say of a run, and their pictures. `round` is the number of a round. */
-const STATIONS = [
-  ["One token at a time", ({ summary, baseline }, { curve }) => {
-    const token = baseline && summary.baseline_decode_seconds / summary.baseline_decoded;
-    return ["For each token the processor fetches the whole model from memory, to do a little "
-      + "arithmetic with it. The memory is the bottleneck, so a step that reads several tokens takes "
-      + "little longer than a step that reads one. "
-      + (token ? `In this run a token took ${milliseconds(token)}. ` : "") + (curve?.sentence ?? ""),
-    (baseline?.tokens ?? []).slice(0, 14).map((one) => word("own", one))];
-  }],
-  ["Guess", ({ rounds }, _, round) => ["Something small and quick guesses a few tokens ahead: a small model, a "
-    + "head on the target model, or n-gram lookup, which takes what followed the same words earlier in the text. "
-    + `In round ${round + 1} of this run that took ${milliseconds(rounds[round].draft_seconds)}.`,
-  cardsOf(rounds[round], 1)]],
-  ["Check", ({ rounds }, _, round) => ["The target model reads all guesses in one step, which gives for every "
-    + "position what it would have written itself. Here that took "
-    + `${milliseconds(rounds[round].verify_seconds)}. Guesses are accepted up to the first one that differs from `
-    + "the model's own choice.", cardsOf(rounds[round], 2)]],
-  ["Keep", ({ rounds, summary, prompt_tokens: prompt }, _, round) => [`${roundWords(rounds[round])} The next round `
-    + "begins there. Keys and values of text that was read are kept in a cache, so the "
-    + `${prompt} tokens of the question were read once; ${summary.drafted - summary.accepted} guesses that were `
-    + "not kept were removed from the cache. Nothing is copied.", cardsOf(rounds[round], 3)]],
-  ["What it is worth", ({ summary, settings }, { curve, verdict }) => {
-    const counts = verdict.races?.some(({ counted }) => counted);   // else no headline compares the runs
-    const paid = counts && (curve?.measured ?? summary.speedup);
+/* The captions of the tour: a title, the part of the page in the light, the words for the message of a run
+   and the number of its telling round, and whether that round is shown before (0) or after (1) its check. */
+const TOUR = [
+  { title: "One token at a time", spot: ".sd-pane-baseline", words: ({ trace: { summary, baseline }, curve }) => (
+    "For each token the processor fetches the whole model from memory. A step that reads several tokens takes little "
+    + "longer than a step that reads one. " + (baseline ? "Here a token took "
+    + `${milliseconds(summary.baseline_decode_seconds / (summary.baseline_decoded || 1))}. ` : "")
+    + (curve?.sentence ?? "")) },
+  { title: "Guess", spot: ".sd-player", step: 0, words: ({ trace: { rounds } }, round) => (
+    "Something small and quick guesses a few tokens ahead: a small model, a head on the target model, or n-gram "
+    + "lookup, which takes what followed the same words earlier in the text. In round "
+    + `${round} of this run that took ${milliseconds(rounds[round].draft_seconds)}.`) },
+  { title: "Check", spot: ".sd-player", step: 1, words: ({ trace: { rounds } }, round) => (
+    "The target model reads all guesses in one step, which gives for every position what it would have written "
+    + `itself. Here that took ${milliseconds(rounds[round].verify_seconds)}. Guesses are accepted up to the first one `
+    + "that differs.") },
+  { title: "Keep", spot: ".sd-pane-spec", step: 1, words: ({ trace: { rounds, summary } }, round) => (
+    `${roundWords(rounds[round])} The next round begins there. ${summary.drafted - summary.accepted} guesses of this `
+    + "run were not kept; the cache forgets them without copying anything.") },
+  { title: "What it is worth", spot: ".sd-verdict", words: ({ trace: { summary, settings }, verdict }) => {
+    const paid = verdict.races?.some(({ counted: counts }) => counts) && summary.speedup;
     const differing = settings.coupling === "maximal" && settings.temperature;
-    return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
-      + `${(summary.tokens_per_round / paid).toFixed(2)} tokens without drafts: ${factor(paid)}. ` : "")
-      + "It loses where few guesses are right, where the draft is not much cheaper than the model, or "
-      + "where many requests keep the processor busy already. "
-      + (differing ? "" : "The answer is the same: without sampling a "
-      + "guess is kept only if it is the model's own choice, and with sampling both runs draw with the same "
-      + "noise, fixed by the seed. That a step over several tokens gives the same numbers as several steps "
-      + "over one is measured on each machine, and each race compares two independent runs. ")
-      + (verdict.identity ?? ""),
-    counts ? lengths(summary) : []];
-  }],
+    return (paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
+      + `${(summary.tokens_per_round / paid).toFixed(2)} tokens without drafts: ${times(paid)}. ` : "")
+      + "It loses where few guesses are right, where the draft is not much cheaper than the model, or where many "
+      + `requests keep the processor busy already. ${differing ? "" : SAME} ${verdict.identity ?? ""}`;
+  } },
 ];
-const NO_GUESS = ["In this run nothing was guessed.", []];
 
-/* The walk through the stations; gives the function that draws it for the run of a message. */
-export const mountWalk = (root, { watch, ask }) => {
-  const find = (name) => root.querySelector(".sd-" + name), last = STATIONS.length - 1;
-  let place = 0, race = null;
-
-  const draw = (message) => {
-    race = message;
-    const { trace } = race, round = tellingRound(trace.rounds), [title, describe] = STATIONS[place];
-    const explained = place === 0 || place === last || round >= 0;
-    const [text, picture] = explained ? describe(trace, race, round) : NO_GUESS;
-    say(find("station-title"), title);
-    say(find("station-text"), text);
-    find("station-picture").replaceChildren(...picture);
-    // Not disabled: the focus would be lost.
-    find("walk-back").ariaDisabled = String(place === 0);
-    find("walk-next").ariaDisabled = String(place === last);
-    find("ask-it").hidden = place !== last;
-    find("watch").hidden = round < 0;
-    say(find("walk-place"), `Station ${place + 1} of ${STATIONS.length}`);
-    [...find("stations").children].forEach(({ firstChild }, number) => {
-      firstChild.ariaCurrent = number === place ? "step" : null;
-    });
-  };
+/* Connects the tour, on the race that `race` shows. */
+export const mountTour = (root, race) => {
+  const find = (name) => root.querySelector(".sd-tour" + name), opener = document.querySelector(".sd-how");
+  let place = -1;
   const go = (wanted) => {
-    place = Math.max(0, Math.min(last, wanted));
-    if (race) draw(race);
+    document.querySelector(".sd-spot")?.classList.remove("sd-spot");
+    place = wanted;
+    root.hidden = place < 0 || place >= TOUR.length || !race.trace;
+    if (root.hidden) return opener.focus();
+    const { title, spot, words, step } = TOUR[place], round = tellingRound(race.trace.rounds);
+    const node = race.find(spot);
+    if (step === undefined) race.motion.jump(Infinity);
+    else if (round >= 0) race.motion.goTo(round, step);
+    say(find("-title"), title);
+    say(find("-text"), step === undefined || round >= 0 ? words(race.message, round) : NO_GUESS);
+    say(find("-place"), `${place + 1} of ${TOUR.length}`);
+    find("-back").ariaDisabled = String(place === 0);   // not disabled: the focus would be lost
+    say(find("-next"), place === TOUR.length - 1 ? "Done" : "Next");
+    node.classList.add("sd-spot");
+    node.scrollIntoView({ block: "center" });
+    if (!root.contains(document.activeElement)) find("-next").focus({ preventScroll: true });
   };
-  find("stations").append(...STATIONS.map(([name], number) => (
-    make("li", "", button(`${number + 1} ${name}`, () => go(number))))));
-  find("walk-back").onclick = () => go(place - 1);
-  find("walk-next").onclick = () => go(place + 1);
-  find("watch").onclick = () => watch(tellingRound(race.trace.rounds));
-  find("ask-it").onclick = ask;
-  return draw;
+  opener.onclick = () => isRunning() || go(0);
+  find("-back").onclick = () => place && go(place - 1);
+  find("-next").onclick = () => go(place + 1);
+  find("-end").onclick = () => go(-1);
+  root.addEventListener("keydown", ({ key }) => key === "Escape" && go(-1));
 };
