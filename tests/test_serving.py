@@ -509,9 +509,9 @@ def test_a_result_belongs_to_a_call_before_it(client):
     function = {"name": "f", "arguments": "{}"}
     call = {"role": "assistant", "tool_calls": [{"id": "a1", "function": function}]}
     result = {"role": "tool", "content": "3", "tool_call_id": "a1"}
-    with pytest.raises(openai.BadRequestError, match="messages.2: tool_call_id 'b2' is of no call"):
+    with pytest.raises(openai.BadRequestError, match="messages.2: there is no call 'b2' before it"):
         chat(client, messages=[*QUESTION, call, {**result, "tool_call_id": "b2"}])
-    with pytest.raises(openai.BadRequestError, match="messages.1: tool_call_id 'a1' is of no call"):
+    with pytest.raises(openai.BadRequestError, match="messages.1: there is no call 'a1' before it"):
         chat(client, messages=[*QUESTION, result, call, *QUESTION])
     with pytest.raises(openai.BadRequestError, match="response_format.json_schema.schema is missi"):
         form = {"type": "json_schema", "json_schema": {"name": "s"}}
