@@ -97,6 +97,8 @@ PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
+    "should be True": "should be true",
+    "should be False": "should be false",
 }
 
 
