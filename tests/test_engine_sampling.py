@@ -124,3 +124,42 @@ def test_what_ranks_few_tokens_is_bitwise_what_ranks_them_all(monkeypatch, scale
             slow = distribution(logits, Sampling(0.9, **filters))
         assert fast.ids.tolist() == slow.ids.tolist()
         assert fast.probabilities.tobytes() == slow.probabilities.tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([1, 2, 15, 16, 17, 255, 257, 8191, 8193]),
+    st.sampled_from([0.0, 0.5, 3.0, 1e4]),
+    st.floats(-3e4, 3e4),
+    st.sampled_from([1e-20, 0.01, 0.7, 1.0, 30.0]),
+    st.sampled_from([0, 1, 3, 40, 9000]),
+    st.sampled_from([0.0, 0.3, 0.95, 0.9999, 1.0]),
+    st.sampled_from([0.0, 1e-9, 0.05, 1.0]),
+)
+def test_filters_are_bitwise_those_of_a_plain_ranking(
+    seed, size, scale, level, temperature, top_k, top_p, min_p
+):
+    """Of rows with ties and -inf, all weights taken and a stable sort of them."""
+    rng = np.random.default_rng(seed)
+    row = (np.round(rng.normal(size=size), 1) * scale + level).astype(np.float32)
+    row[1:][rng.random(size - 1) < 0.2] = -np.inf
+    asked = Sampling(temperature, top_p, top_k, min_p=min_p)
+    found = distribution(row, asked)
+    weights = np.exp((row - row.max()) * np.float32(1 / asked.temperature))
+    total = float(weights.sum(dtype=np.float64))
+    ids = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+    if not asked.filtered:
+        ids.sort()
+    ranked = weights[ids].astype(np.float64)
+    if top_k:
+        ids, ranked = ids[:top_k], ranked[:top_k]
+        total = ranked.sum()
+    if top_p < 1:
+        kept = int(np.searchsorted(np.cumsum(ranked), top_p * total)) + 1
+        ids, ranked = ids[:kept], ranked[:kept]
+    if min_p:
+        ids, ranked = ids[ranked >= min_p], ranked[ranked >= min_p]
+    order = np.argsort(ids)
+    assert found.ids.tolist() == ids[order].tolist()
+    assert found.probabilities.tobytes() == (ranked[order] / ranked.sum()).tobytes()

@@ -28,7 +28,7 @@ those above the next one where these do not suffice, and so on."""
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ARRAY_GOLDEN, _ARRAY_FIRST, _ARRAY_SECOND = map(np.uint64, (_GOLDEN, _FIRST, _SECOND))
-_11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
+_11, _27, _30, _31, _32, _LOW = map(np.uint64, (11, 27, 30, 31, 32, 0xFFFFFFFF))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +80,42 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     """The distribution that `sampling` (with temperature > 0) gives for one row of logits, float
     [vocabulary]. Ties at a filter's edge go to the lower id."""
     top = logits.max()
-    unnormalised = np.exp((logits - top) * np.float32(1 / sampling.temperature))
+
+    def unnormalised(ids: np.ndarray | slice) -> np.ndarray:
+        scaled: np.ndarray = logits[ids] - top
+        scaled *= np.float32(1 / sampling.temperature)
+        np.exp(scaled, out=scaled)
+        return scaled
+
+    # A share of the mass needs the weights of all tokens; other filters only those near the top.
+    shared = sampling.top_p < 1 and not sampling.top_k
+    if shared or not sampling.filtered:
+        every = unnormalised(slice(None))
     if not sampling.filtered:
-        ids = np.flatnonzero(unnormalised)
-        weights = unnormalised[ids].astype(np.float64)
+        ids = np.flatnonzero(every)
+        weights = every[ids].astype(np.float64)
         return Distribution(ids, weights / weights.sum())
+    total = float(every.sum(dtype=np.float64)) if shared else 0.0
     # All filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
-    total = float(unnormalised.sum(dtype=np.float64))
     for threshold in _RANKED:
-        ids = np.flatnonzero(unnormalised > threshold)
-        if threshold and not sampling.top_k:
-            likely = unnormalised[ids].sum(dtype=np.float64)
-            if sampling.top_p < 1 and likely < sampling.top_p * total:
-                continue  # without ranking them
-        ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
-        weights = unnormalised[ranked].astype(np.float64)
-        size = len(ranked)
+        if threshold and 0 < sampling.min_p < 10 * threshold:
+            continue
+        if shared:
+            ids = np.flatnonzero(every > threshold)
+            found = every[ids]
+        else:
+            cut = sampling.temperature * (math.log(threshold) - 1e-3) if threshold else -math.inf
+            rounding = 1e-6 * (abs(float(top)) + abs(cut))
+            ids = np.flatnonzero(logits >= float(top) + cut - rounding)
+            found = unnormalised(ids)
+            ids, found = ids[found > threshold], found[found > threshold]
+        size = len(ids)
+        if threshold and sampling.top_k > 0 and size <= sampling.top_k:
+            continue
+        if threshold and shared and found.sum(dtype=np.float64) < sampling.top_p * total:
+            continue
+        ranked, weights = _ranked(ids, found)
         if sampling.top_k > 0:
-            if threshold and size <= sampling.top_k:
-                continue
             size = min(size, sampling.top_k)
             total = weights[:size].sum()
         if sampling.top_p < 1:
@@ -107,13 +124,20 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
                 continue
             size = min(int(np.searchsorted(mass, sampling.top_p * total)) + 1, size)
         if sampling.min_p > 0:
-            if threshold and sampling.min_p < 10 * threshold:
-                continue
             size = min(size, int(np.count_nonzero(weights >= sampling.min_p)))
         order = np.argsort(ranked[:size])
         rest = weights[:size]
         return Distribution(ranked[order], rest[order] / rest.sum())
-    raise AssertionError("the second time every token is ranked")
+    raise AssertionError("the last time every token is ranked")
+
+
+def _ranked(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (int64 [n], ascending) and their positive weights (float32 [n]; given back as float64),
+    heaviest first, ties by id. Positive floats are ordered as their bits are, so one integer holds
+    both keys: numpy sorts integers many times as fast as it ranks floats."""
+    bits = (~weights.view(np.uint32)).astype(np.uint64) << _32
+    order = (np.sort(bits | np.arange(len(ids), dtype=np.uint64)) & _LOW).astype(np.int64)
+    return ids[order], weights[order].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
