@@ -228,6 +228,7 @@ export const ask = (inputs, present) => {
   if (isRunning() || !race) return;
   settings(inputs, present);
   history.replaceState(history.state, "", location.href.split("#")[0]);   // its run is another question's
+  address();   // at once: a short answer may have come, and the page be loaded again, within the timer
   Object.assign(race, { live: false, asked: values().question, values: values() });
   document.documentElement.classList.remove("sd-asks");
   receive({ phase: "loading", note: "Asking" });
