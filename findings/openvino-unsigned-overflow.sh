@@ -1,8 +1,8 @@
 #!/bin/sh
-# OpenVINO 2026.4.1, CPU: arithmetic of uint8 saturates where it runs and wraps around where it is folded,
-# and so does a conversion of 300.0. Expected: one of both.
+# OpenVINO 2026.4.1, CPU: arithmetic of uint8 saturates where it runs and wraps around where it is
+# folded. Expected: one of both.
 # Seen on Linux, Python 3.11:
-#   250 + 10, 1 + 2: [255, 3] [4, 3]  300.0: [255] [44]
+#   250 + 10, 1 + 2: [255, 3] [4, 3]
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -32,7 +32,6 @@ def both(operation, *arrays):
 
 
 add = both(op.add, np.array([250, 1], np.uint8), np.array([10, 2], np.uint8))
-convert = both(lambda x: op.convert(x, "u8"), np.array([300.0], np.float32))
-print("250 + 10, 1 + 2:", *add, " 300.0:", *convert)
-raise SystemExit((add, convert) != ([[255, 3], [4, 3]], [[255], [44]]))
+print("250 + 10, 1 + 2:", *add)
+raise SystemExit(add != [[255, 3], [4, 3]])
 EOF

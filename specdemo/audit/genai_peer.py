@@ -17,6 +17,7 @@ from specdemo.host.hardware import available_bytes
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 
+TOKENIZER = "openvino_tokenizer.xml"
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline: measured 1.2 to 1.5
 WAYS = (
     (engines.AUTOREGRESSIVE, "PA"),
@@ -70,13 +71,21 @@ def _self_draft(
     loaded: LoadedPair, properties: dict[str, str], prompts: list[list[int]], settings: Settings
 ) -> tuple[int, int]:
     """As `engines.SelfDrafted`."""
-    itself = replace(loaded, draft=loaded.target, draft_device=loaded.device)
-    ask = _pipeline(itself, "speculative", properties, "PA")
+    target = engines.require_ir(loaded, "openvino-genai")
     drafted = accepted = 0
-    for prompt in prompts:
-        metrics = ask(settings.draft_tokens, [prompt], settings).extended_perf_metrics
-        accepted += metrics.get_num_accepted_tokens()
-        drafted += metrics.get_num_accepted_tokens() + metrics.get_num_rejected_tokens()
+    with tempfile.TemporaryDirectory() as scratch:
+        itself = Path(scratch) / target.name
+        for file in target.parent.iterdir():
+            itself.with_name(file.name).symlink_to(file.resolve())
+        # A draft model's tokenizer is read from its folder.
+        if not itself.with_name(TOKENIZER).is_file() and not _converted(target.parent, scratch):
+            raise engines.NotOffered("GenAI's draft models need a tokenizer of OpenVINO.")
+        pair = replace(loaded, target=itself, draft=itself, draft_device=loaded.device)
+        ask = _pipeline(pair, "speculative", properties, "PA")
+        for prompt in prompts:
+            metrics = ask(settings.draft_tokens, [prompt], settings).extended_perf_metrics
+            accepted += metrics.get_num_accepted_tokens()
+            drafted += metrics.get_num_accepted_tokens() + metrics.get_num_rejected_tokens()
     return drafted, accepted
 
 
@@ -139,20 +148,25 @@ def _tokenizer(folder: Path) -> Any:
     """GenAI's tokenizer of a model, converted if the folder has none; None without the packages."""
     import openvino_genai as genai
 
-    if (folder / "openvino_tokenizer.xml").is_file():
+    if (folder / TOKENIZER).is_file():
         return genai.Tokenizer(str(folder))
+    with tempfile.TemporaryDirectory() as scratch:
+        return genai.Tokenizer(scratch) if _converted(folder, scratch) else None
+
+
+def _converted(folder: Path, into: str) -> bool:
+    """Whether the tokenizer of a model could be converted and saved."""
     if not find_spec("openvino_tokenizers") or not find_spec("transformers"):
-        return None
+        return False
     from openvino_tokenizers import convert_tokenizer
 
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            parts = convert_tokenizer(engines.hf_tokenizer(folder), with_detokenizer=True)
-            for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
-                ov.save_model(part, f"{scratch}/openvino_{name}.xml")
-            return genai.Tokenizer(scratch)
+        parts = convert_tokenizer(engines.hf_tokenizer(folder), with_detokenizer=True)
     except RuntimeError:  # a tokenizer without merges
-        return None
+        return False
+    for name, part in zip((TOKENIZER, "openvino_detokenizer.xml"), parts, strict=True):
+        ov.save_model(part, f"{into}/{name}")
+    return True
 
 
 @cache

@@ -12,6 +12,7 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Drafter, Settings
+from specdemo.runs.trace import combined, summarize
 
 
 class OwnEngine(PairEngine):
@@ -41,13 +42,15 @@ class OwnEngine(PairEngine):
     def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
         itself: dict[str, Any] = {"draft": self.loaded.target, "draft_device": self.loaded.device}
         itself |= {"head": None, "head_layers": (), "draft_token_ids": None, "translation": None}
-        with Session(replace(self.loaded, **itself), background=False) as session:
-            traces = [
-                trace_of(session.ask(Question(messages(prompt), replace(how, drafter="model"))))
-                for prompt, how in cases
-            ]
-        rounds = [each for trace in traces for each in trace.rounds]
-        return sum(len(each.drafted) for each in rounds), sum(each.accepted for each in rounds)
+        with type(self._session)(replace(self.loaded, **itself), background=False) as session:
+            figures = combined(
+                summarize(trace_of(session.ask(question)))
+                for question in (
+                    Question(messages(prompt), replace(how, drafter="model"))
+                    for prompt, how in cases
+                )
+            )
+        return figures.examined, figures.accepted  # what follows an end token was not examined
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
         turns = messages(conversation)

@@ -216,7 +216,15 @@ def repeat(subject: Subject, plan: Plan) -> Cell:
 def self_draft(subject: Subject, plan: Plan) -> Cell:
     """The target as its own draft model proposes what it chooses, and must accept all of it."""
     if "self" not in subject.baselines:  # the same for all methods
-        cases = plan.greedy(SELF_DRAFTED, draft_tokens=plan.settings.draft_tokens or DRAFT_TOKENS)
+        length = plan.settings.draft_tokens or DRAFT_TOKENS
+        rounds = max((plan.settings.max_new_tokens - 1) // (length + 1), 1)
+        cases = plan.greedy(
+            SELF_DRAFTED,
+            draft_tokens=length,
+            # What is drafted beyond the end of an answer is not accepted, either.
+            max_new_tokens=1 + rounds * (length + 1),
+            ignore_eos=True,
+        )
         subject.baselines["self"] = subject.engine.self_drafted(cases)
     drafted, accepted = subject.baselines["self"]
     if not drafted:
