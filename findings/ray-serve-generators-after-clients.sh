@@ -15,7 +15,7 @@ import asyncio
 import os
 import time
 
-os.environ |= {"HOME": os.getcwd(), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 import httpx
 import ray
 from ray import serve
