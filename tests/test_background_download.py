@@ -243,7 +243,7 @@ def test_it_fetches_unless_told_not_to_or_nothing_fits(server, monkeypatch, giga
 
 def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browser):
     playwright = pytest.importorskip("playwright.sync_api")
-    place.hub.bytes_per_second = 50_000
+    place.hub.bytes_per_second = 5_000
     place.download.start()
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(240_000)
@@ -255,8 +255,8 @@ def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browse
         thens = {"Pause": "Paused", "Resume": "is here", "Use it now": "answers from now on"}
         for button, then in thens.items():
             page.get_by_role("button", name=button, exact=True).click()
-            place.hub.bytes_per_second = 0
             playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=60_000)
+            place.hub.bytes_per_second = 0
             tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
         page.get_by_role("button", name="Run", exact=True).click()
         page.wait_for_function("window.specdemo.race.trace?.pair.name === 'dolly-3b-int4'")

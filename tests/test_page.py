@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,7 +312,7 @@ def other_server():
 
     def opener(pair, report):
         report(Progress("Compiling the models"))
-        ready.wait(60)
+        ready.wait(600)
         return ToySession()
 
     service = Service(ModelChoice("embedded"), opener)
@@ -487,6 +488,20 @@ def test_drafts_race_as_the_run_on_show_was_asked_and_the_fastest_is_named(open_
     expect(names.first).to_have_text("autoregressive, no draft: 1.00x")
 
 
+def away(page) -> Callable[[], None]:
+    """Holds requests for the server's health, until the function that is returned is called."""
+    held, back = [], threading.Event()
+    go_on = lambda route: route.continue_() if back.is_set() else held.append(route)  # noqa: E731
+
+    def come_back() -> None:
+        back.set()
+        for route in held:
+            route.continue_()
+
+    page.route("**/health", go_on)
+    return come_back
+
+
 def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_tab, url):
     tab, held = open_tab(url), []
     page, asked = tab.page, tab.page.locator(".sd-asked")
@@ -502,13 +517,16 @@ def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_t
     with page.expect_response(f"**/{Path(slow).name}") as response:
         held[0].continue_()
     response.value.finished()
+    come_back = away(page)
     recorded.select_option(lost)
     expect(page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
     expect(asked).to_contain_text(of_quick.split(": ", 1)[1])
+    come_back()
 
 
 def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     tab = open_tab(url)
+    come_back = away(tab.page)
     message = {"phase": "speculative", "rounds": json.loads(made_up().to_json())["rounds"]}
     body = f":\n\ndata: {json.dumps(message)}\n\n"
     tab.page.route("**/race", lambda route: route.fulfill(body=body))
@@ -516,6 +534,7 @@ def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     expect(tab.page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
     expect(tab.page.locator(".sd-headline")).to_have_text("Interrupted after 8 tokens")
     expect(tab.page.locator("#sd-run")).to_be_visible()
+    come_back()
     expect(tab.page.locator(".sd-status")).to_have_text(re.compile("^The server is back"))
 
 
@@ -578,19 +597,22 @@ def test_both_panes_and_the_figure_are_on_the_first_screen_from_first_token_to_v
 
 
 def test_a_race_is_shown_at_once_and_its_repeats_end_when_the_visitor_acts(open_tab, monkeypatch):
-    """It replays side by side by one press, which ends the repeats."""
-    monkeypatch.setattr("specdemo.server.page.events.DRAWING_SECONDS", 600.0)
-    limits = VisitorLimits(per_minute=10_000, race_seconds=3.0)
+    """It replays side by side by one press, which ends the repeats; the press that asked, which its
+    answer may follow at once, does not."""
+    monkeypatch.setattr("specdemo.server.page.events.DRAWING_SECONDS", 600.0)  # none begins
+    limits = VisitorLimits(per_minute=10_000)
     session = ToySession(lambda question: question[::-1])
     with page_server(service_of(session, limits)) as address:
         tab = open_tab(address + "/", "")
         tab.ask("two plus two")
         expect(tab.page.locator(".sd-view")).to_have_attribute("data-phase", "again")
         expect(tab.page.locator(".sd-headline")).to_contain_text("x")
-        assert not session.questions[-1].stop.is_set()
+        tab.page.evaluate("new Promise(go_on => setTimeout(go_on, 300))")
+        assert f"{address}/stop" not in tab.requested
         tab.press("▶ Replay side by side")
         until(session.questions[-1].stop.is_set)
         expect(tab.page.locator(".sd-view")).to_have_attribute("data-phase", "done")
+        assert f"{address}/stop" in tab.requested
         tab.page.wait_for_function("window.specdemo.race.motion.view === Infinity")
         tab.close()
         tab.close = lambda: None

@@ -248,6 +248,8 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
     """The five tokens after the first take three rounds with a draft token each: 0.033 s instead of
     0.05 s."""
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(events, "DRAWING_SECONDS", 0.0)
+    monkeypatch.setattr(events, "REPEAT_SECONDS", 600.0)
     pair = ModelChoice("embedded")
     service = Service(pair, lambda pair, report: toy)
     stop, menu, sent = threading.Event(), ModelMenu(pair, shared=False), []

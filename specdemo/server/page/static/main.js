@@ -31,11 +31,14 @@ const open = async (coming) => {
   return message.phase === "opened";
 };
 
-/* Repeats in the background end with anything that the visitor does, which may be the next question: that
-   ends them itself. */
-for (const act of ["pointerdown", "keydown", "wheel"]) {
-  addEventListener(act, () => setTimeout(() => race?.root.dataset.phase === "again" && stop(), 300), { passive: true });
-}
+/* Repeats in the background end with anything that the visitor does after they began. It may be the next
+   question, which ends them itself, and whose own repeats go on. */
+const endRepeats = () => {
+  const of = isRepeated() && race.run;
+  if (of) setTimeout(() => isRepeated() && race.run === of && stop(), 300);
+};
+const isRepeated = () => race?.root.dataset.phase === "again";
+for (const act of ["pointerdown", "keydown", "wheel"]) addEventListener(act, endRepeats, { passive: true });
 
 const values = () => Object.fromEntries(query);
 const parameter = (name) => new URLSearchParams(location.search).get(name);
