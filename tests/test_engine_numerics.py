@@ -113,6 +113,20 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
             assert np.array_equal(model.forward([run])[0].rows, shared)
 
 
+def test_what_was_decoded_leaves_the_bits_of_a_prompt_where_that_is_measured(measured):
+    model, invariance = measured
+    assert invariance.decoded or not model.attention, "the kernels compute every row alike"
+    text, rng, read = text_of(model, 300), np.random.default_rng(4), set()
+    for decoded in (False, True) if invariance.decoded else (False,):
+        with model.new_sequence() as sequence:
+            while sequence.length < len(text):
+                size = int(rng.integers(1, 17)) if decoded else PREFILL_CHUNK
+                model.forward([Run(sequence, text[sequence.length :][:size], 1, decoded)])
+            run = Run(sequence, text[:4], 4, stepwise=True)
+            read.add(model.forward([run])[0].rows.tobytes())
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "group", "shared"),
     [(128, 32, "32"), (128, 64, "64"), (128, 128, "128"), (576, 576, "64"), (80, 80, "32")],

@@ -65,7 +65,6 @@ def submit(scheduler, models, prompt=(1, 2, 3), new=20, draft=0, first=False, **
 def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypatch):
     """It drafted as much as if it were alone, and all others waited."""
     model, others, plan = shared["target"], [], Policy.plan
-    model.fork = lambda sequence, length: model.new_sequence()
     monkeypatch.setattr(
         Policy, "plan", lambda self, *left: others.append(self.others) or plan(self, *left)
     )

@@ -17,7 +17,10 @@ from tiny_models import ir_folder
 from specdemo.engine import request as requests
 from specdemo.engine.backends import numerics as engine_numerics
 from specdemo.engine.cost_measurement import FAR_CONTEXT
+from specdemo.engine.decode import Limits
 from specdemo.engine.messages import PREFILL_CHUNK, Round
+from specdemo.engine.request import Request
+from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host import hardware
@@ -188,6 +191,34 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(chat, before, in
     forget_prompts(chat)
     fresh = answered(chat, instruction, settings)
     assert (fresh.prompt_reused, fresh.token_ids) == (0, second.token_ids)
+
+
+def test_a_question_about_an_answer_reuses_it_and_gets_the_same_bits(tiny_llama_pair, monkeypatch):
+    """Target and draft model read only what is new. An answer that changed meanwhile is not."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(engine_numerics, "KERNEL_WEIGHTS", 0)
+    with Session(tiny_llama_pair, background=False) as session:
+        session.prepare()
+        target, drafts = session.engine.target("exact"), session.engine.draft.prefixes
+        assert target.invariance.decoded
+        settings = Settings(max_new_tokens=70, drafter="model", draft_tokens=3)
+        first = answered(session, PROMPTS[0], settings)
+        text = [*tiny_llama_pair.tokenizer.encode(PROMPTS[0]), *first.token_ids]
+        following = [*text, *tiny_llama_pair.tokenizer.encode(" Why? Say it again.")]
+        with drafts.find(tuple(following))[0] as drafted:
+            assert len(text) - 5 <= drafted.length < len(text), "but for its last draft"
+
+        def logprobs(tokens: list[int]) -> tuple[int, list[object]]:
+            request = Request(tuple(tokens), Sampling(), Limits(40, 1000), "none", logprobs=3)
+            rounds = list(session.engine.submit(request, target).events())
+            return request.reused, [(round_.tokens, round_.logprobs) for round_ in rounds]
+
+        changed = [*text[:-30], 5, *following[len(text) - 30 :]]
+        whole_chunks = (len(text) - 30) // PREFILL_CHUNK * PREFILL_CHUNK
+        for tokens, reused in ((following, len(text) - 1), (changed, whole_chunks)):
+            count, again = logprobs(tokens)
+            forget_prompts(session)
+            assert (count, (0, again)) == (reused, logprobs(tokens))
 
 
 @pytest.mark.parametrize(

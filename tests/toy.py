@@ -60,6 +60,12 @@ class ToyModel:
     def new_sequence(self) -> KVSequence:
         return KVSequence(self.pool, BLOCK)
 
+    def fork(self, source: KVSequence, length: int) -> KVSequence:
+        made = self.new_sequence()
+        made.tokens = source.tokens[:length]
+        made.reserve(length)
+        return made
+
     def forward(self, batch: list[Run]) -> list[Logits]:
         self.gate.wait(10)
         for old in self._last:
@@ -257,7 +263,7 @@ def source(name: str, model: ToyModel | None = None) -> draft_sources.DraftSourc
             return draft_sources.EagleSource(model)
         case "translated":
             translation = partial(Permuted, model.vocabulary_size)
-            return draft_sources.TranslatedSource(model, 0, translation)
+            return draft_sources.TranslatedSource(model, 0, (), translation)
     return draft_sources.ModelSource(model)
 
 

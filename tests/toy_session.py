@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 from toy import ToyModel
 
-from specdemo.engine.cache import BlockPool, KVSequence
+from specdemo.engine.cache import BlockPool
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.pairs.loading import LoadedPair
@@ -60,12 +60,6 @@ class ScriptModel(ToyModel):
         self.settings, self.forward_seconds = ModelSettings(), seconds
         self.differs_at: int | None = None
         self.costs.learn(PROFILE.targets["exact"].costs)
-
-    def fork(self, source: KVSequence, length: int) -> KVSequence:
-        made = self.new_sequence()
-        made.tokens = source.tokens[:length]
-        made.reserve(length)
-        return made
 
     def resize_cache(self, blocks: int) -> None:
         self.pool = BlockPool(min(blocks, 100_000))

@@ -207,7 +207,7 @@ class _Along(Request):
             drafter = source.open(request)
             if drafter is not None and drafter.name in chains:
                 chains[drafter.name] = yield from self._chains(drafter, states)
-                source.close(drafter)
+                source.close(drafter, [*self.tokens, *answer])
         temperature, seed = self.sampling.temperature, self.sampling.seed
         choices = [choice for [choice] in chains["model"]]
         prompt_tokens = list(self.tokens)

@@ -191,7 +191,8 @@ class Engine:
         files, known = self._files, self._known.targets.get(name)
         model, invariance = numerics.open_target(files, self.core, name == "exact", known)
         set_aside = self._fix_cache(model)
-        prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix, set_aside)
+        # Prefill reads a chunk and one token more as one chunk.
+        prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix, set_aside, unread=2)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
         policy = Policy(limit=invariance.draft_limit, costs=model.costs, acceptance=rates)
@@ -225,12 +226,13 @@ class Engine:
                 return open_model(source, settings, self.core)
 
             model = numerics.open_first(open_with, tried)
+            known_to_all = files.draft_context, files.template_prefix
             if self._head is not None:
                 draft = EagleSource(model)
             elif files.translation is not None:
-                draft = TranslatedSource(model, files.draft_context, files.translation)
+                draft = TranslatedSource(model, *known_to_all, files.translation)
             else:
-                draft = ModelSource(model, files.draft_context)
+                draft = ModelSource(model, *known_to_all)
             draft.prefixes.set_aside = self._fix_cache(model)
             self._caches["draft"] = draft.prefixes
         if costs := known.costs:

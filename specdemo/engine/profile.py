@@ -13,13 +13,15 @@ class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
     (0: none do, or fast numerics). A forward of one token differs by at most `one_token` logits.
     With `merging` a request gets the same bits in a shared forward as by itself, with `chunks` a
-    prompt does whatever the lengths of its chunks. Until it is `complete`, more may be found."""
+    prompt does whatever the lengths of its chunks, with `decoded` also if parts of it were decoded.
+    Until it is `complete`, more may be found."""
 
     tokens: int = 0
     one_token: float = 0.0
     threads: int = 0
     merging: bool = False
     chunks: bool = False
+    decoded: bool = False
     complete: bool = True
 
     @property

@@ -15,7 +15,7 @@ from .constraint import Allowed, Constraint
 from .cost_measurement import waiting_times
 from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
-from .drafts.drafter import AdaptiveDrafter, DraftRequest
+from .drafts.drafter import AdaptiveDrafter, DraftRequest, TokenDrafter
 from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
@@ -106,19 +106,19 @@ class Request:
         tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
         known = self.sampling, policy, self.prediction, self.candidates
         request = DraftRequest(self.tokens, tokens, *known)
-        sources = list(filter(self.uses, sources))
+        text, sources = list(self.tokens), list(filter(self.uses, sources))
         runners = [target.model, *(source.runner for source in sources if source.runner)]
         target.answering.add(id(policy))
         with ExitStack() as ends:
             ends.callback(target.answering.remove, id(policy))
-            drafters = []
+            drafters: list[TokenDrafter] = []
             for source in sources:
                 if (opened := source.open(request)) is not None:
                     drafters.append(opened)
-                    ends.callback(source.close, opened)
+                    ends.callback(source.close, opened, text)
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
             prompt, sequence = yield from self._prompt(target, drafter)
-            ends.enter_context(sequence)
+            ends.callback(self._keep, target, sequence, drafters, text)
             policy.others = len(target.answering) - 1
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
@@ -153,7 +153,7 @@ class Request:
     ) -> Generator[Forward, Reply, tuple[Prompt, KVSequence]]:
         """The prefilled prompt, and a sequence that holds it, which the caller must release."""
         prefixes, started = target.prefixes, perf_counter()
-        sequence, prompt = prefixes.find(self.tokens)
+        sequence, prompt = prefixes.find(self.tokens, target.invariance.decoded)
         self.reused = sequence.length
         try:
             if prompt is None:
@@ -167,6 +167,19 @@ class Request:
             sequence.release()
             raise
         return prompt, sequence
+
+    @staticmethod
+    def _keep(
+        target: Target, sequence: KVSequence, drafters: list[TokenDrafter], text: list[int]
+    ) -> None:
+        """Keep prompt and answer for requests that go on from them, if that changes no bits. `text`
+        becomes their tokens."""
+        text[:] = sequence.tokens
+        if target.invariance.decoded:
+            sequence.truncate(min((drafter.reach(text) for drafter in drafters), default=len(text)))
+            target.prefixes.keep(sequence)
+        else:
+            sequence.release()
 
 
 @dataclass

@@ -23,7 +23,7 @@ Subject = Mapping[str, str | int]
 {"model": NAME}, or the `subject_of` files."""
 Value = TypeVar("Value")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
-VERSION = 14  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 15  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import process_time
@@ -37,6 +38,7 @@ billion weights and no VNNI it takes 17 of 24 s."""
 
 CONTEXT = 40  # tokens before those whose logits are compared
 CHUNKS = (0, 2, 9, 41)  # where they begin
+DECODED = (0, 1, 2, 5, 13, 29, 45)  # where forwards begin that decode as many tokens
 
 VERIFICATIONS = ((CONTEXT, 2), (21, 1), (9, 5))
 """Of the requests that share a forward: tokens of context, and tokens verified after it."""
@@ -109,7 +111,7 @@ def open_target(
         tried, invariance = [known.properties], known.invariance
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
-        invariance = Invariance(merging=True, chunks=True)
+        invariance = Invariance(merging=True, chunks=True, decoded=True)
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory
@@ -163,8 +165,10 @@ def measure_invariance(model: Model, known: Invariance | None = None) -> Iterato
         model.min_tokens = found.min_tokens
         equal = found.tokens
         merging = equal > 0 and _can_merge(model, context, tokens, equal)
-        chunks = equal > PREFILL_CHUNK and _equal_chunks(model, context, tokens)
-        yield replace(found, merging=merging, chunks=chunks, complete=True)
+        read = partial(_rows_of_chunk, model, context, tokens)
+        chunks = equal > PREFILL_CHUNK and np.array_equal(read(), read(CHUNKS))
+        decoded = chunks and np.array_equal(read(), read(DECODED, stepwise=True))
+        yield replace(found, merging=merging, chunks=chunks, decoded=decoded, complete=True)
 
 
 def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int) -> np.ndarray:
@@ -179,15 +183,21 @@ def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int)
     return np.concatenate(rows)[:USEFUL_TOKENS]
 
 
-def _equal_chunks(model: Model, context: KVSequence, tokens: list[int]) -> bool:
-    """Whether a chunk of a prompt and the shorter ones in CHUNKS give the same logits."""
+def _rows_of_chunk(
+    model: Model,
+    context: KVSequence,
+    tokens: list[int],
+    begins: tuple[int, ...] = (0,),
+    stepwise: bool = False,
+) -> np.ndarray:
+    """Logits of a chunk of a prompt, read in forwards that begin at `begins`: [PREFILL_CHUNK,
+    vocabulary]. Of those that differ, many rows do."""
     rows = []
-    for begins in ((0,), CHUNKS):
-        with model.fork(context, context.length) as sequence:
-            for begin, end in pairwise((*begins, PREFILL_CHUNK)):
-                [logits] = model.forward([Run(sequence, tokens[begin:end], 1)])
-            rows.append(logits.rows.copy())
-    return np.array_equal(rows[0], rows[1])
+    with model.fork(context, context.length) as sequence:
+        for begin, end in pairwise((*begins, PREFILL_CHUNK)):
+            run = Run(sequence, tokens[begin:end], end - begin, stepwise)
+            rows.append(model.forward([run])[0].rows.copy())
+    return np.concatenate(rows)
 
 
 def _can_merge(model: Model, context: KVSequence, tokens: list[int], largest: int) -> bool:

@@ -32,8 +32,8 @@ class DraftSource:
         """The drafter of a request, None if it can propose nothing."""
         raise NotImplementedError
 
-    def close(self, drafter: Any) -> None:
-        """The request of this drafter has ended."""
+    def close(self, drafter: Any, text: list[int]) -> None:
+        """The request of this drafter has ended; the target has read the tokens `text`."""
 
     def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
         """The most blocks of caches that a request of `tokens` tokens can hold, `prompt` of them in
@@ -79,22 +79,27 @@ class HeadSource(DraftSource):
 
 
 class ModelSource(DraftSource):
-    """A draft model, which reads at most `context_limit` tokens (0: any number)."""
+    """A draft model, which reads at most `context_limit` tokens (0: any number). All prompts begin
+    with the `template_prefix`."""
 
-    def __init__(self, model: Model, context_limit: int = 0):
+    def __init__(self, model: Model, context_limit: int = 0, template_prefix: tuple[int, ...] = ()):
         self.decoder: Model = model
         self.runner: Model = model
         self.context_limit = context_limit
-        self.prefixes = PrefixCache(model)
+        self.prefixes = PrefixCache(model, template_prefix=template_prefix)
 
     def open(self, request: DraftRequest) -> TokenDrafter:
         sequence, _ = self.prefixes.find(request.prompt)
         ids, limit = self.decoder.token_ids, self.context_limit
         return ModelDrafter(request, self.runner.costs, sequence, ids, limit)
 
-    def close(self, drafter: Any) -> None:
-        drafter.sequence.truncate(drafter.reusable())
-        self.prefixes.keep(drafter.sequence)
+    def close(self, drafter: Any, text: list[int]) -> None:
+        sequence = drafter.sequence
+        sequence.truncate(drafter.reusable(text))
+        # Also the prompt, which may be asked again.
+        prompt = min(len(drafter.prompt), sequence.length)
+        self.prefixes.keep(self.decoder.fork(sequence, prompt))
+        self.prefixes.keep(sequence)
 
     def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
         return {self.prefixes: self.prefixes.max_blocks(prompt, tokens)}
@@ -104,7 +109,11 @@ class ModelSource(DraftSource):
 
 
 class EagleSource(ModelSource):
-    """An EAGLE-3 head."""
+    """An EAGLE-3 head. It must have the rows of all tokens that the target reuses."""
+
+    def __init__(self, model: Model):
+        super().__init__(model)
+        self.prefixes.chunk = 1
 
     def open(self, request: DraftRequest) -> TokenDrafter:
         sequence, _ = self.prefixes.find(request.prompt[1:])
@@ -114,8 +123,15 @@ class EagleSource(ModelSource):
 class TranslatedSource(ModelSource):
     """A draft model with a vocabulary of its own. Each request gets a `translation`."""
 
-    def __init__(self, model: Model, context_limit: int, translation: Callable[[], Translation]):
-        super().__init__(model, context_limit)
+    def __init__(
+        self,
+        model: Model,
+        context_limit: int,
+        template_prefix: tuple[int, ...],
+        translation: Callable[[], Translation],
+    ):
+        prefix = translation().read(list(template_prefix)) or ()
+        super().__init__(model, context_limit, tuple(prefix))
         self.translation = translation
 
     def open(self, request: DraftRequest) -> TokenDrafter:

@@ -47,6 +47,10 @@ class TokenDrafter:
         """Read the target's `states` of those prompt `tokens` that end at position `end`."""
         yield from ()
 
+    def reach(self, text: list[int]) -> int:
+        """After how many tokens of `text` a later request can go on drafting."""
+        return len(text)
+
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         """Begin a draft after `context`. `states`: as in `AdaptiveDrafter.propose`."""
 

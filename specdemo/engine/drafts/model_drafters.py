@@ -54,9 +54,9 @@ class LogitsDrafter(TokenDrafter):
             self._columns[token_ids] = np.arange(len(token_ids))
         self.binding = not self.sampling.greedy and self.sampling.coupling == "maximal"
 
-    def reusable(self) -> int:
-        """How many tokens of the sequence a later request with the same prompt can use."""
-        return common(self.prompt, tuple(self.sequence.tokens))
+    def reusable(self, text: list[int]) -> int:
+        """How many tokens of the sequence are of the request's `text`, in the target's tokens."""
+        return common(text, self.sequence.tokens)
 
     def cost(self, drafted: list[int]) -> float:
         return self.costs.forward(1)
@@ -170,10 +170,10 @@ class EagleDrafter(HeadDrafter):
         token after them."""
         if not self._reads_prompt:
             return
-        begin = self._continue(end - len(states))
-        following = tokens[begin + 1 : end + 1]
+        self._continue(end - len(states))
+        following = tokens[end - len(states) + 1 : end + 1]
         if following:
-            added = states[len(states) - (end - begin) :][: len(following)]
+            added = states[: len(following)]
             yield Forward("draft", Run(self.sequence, following, 0, states=added))
 
     @property
@@ -181,22 +181,24 @@ class EagleDrafter(HeadDrafter):
         """The number of rows without those of a chain."""
         return self.sequence.length - max(self._runs - 1, 0)
 
-    def reusable(self) -> int:
-        rows = tuple(self.sequence.tokens[: self._rows])
-        return 0 if self._first else common(self.prompt[1:], rows)
+    def reusable(self, text: list[int]) -> int:
+        return 0 if self._first else common(text[1:], self.sequence.tokens[: self._rows])
+
+    def reach(self, text: list[int]) -> int:
+        # Where a row is missing, later ones would begin anew.
+        return self.reusable(text) or len(text)
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         self.sequence.truncate(self._rows)
         super().start(context, states)
         self._continue(len(context) - 1 - len(self._states))
 
-    def _continue(self, position: int) -> int:
-        """The position in the text of the next row, which is to be `position` or later: without the
-        rows between, the sequence begins anew."""
+    def _continue(self, position: int) -> None:
+        """Keep the rows before `position` in the text. If one is missing, the sequence begins anew
+        there. Later ones, from another request, would tell by the time what it asked."""
         if self._first + self._rows < position:
-            self.sequence.truncate(0)
             self._first = position
-        return self._first + self._rows
+        self.sequence.truncate(position - self._first)
 
     def run_of(self, text: list[int], drafted: list[int]) -> Run:
         if drafted:
@@ -257,6 +259,9 @@ class TranslatedDrafter(ModelDrafter):
         super().__post_init__()
         self._known = self.sequence.length  # tokens of the context when it was last read
         self._steps, self._proposed = 2, 1  # forwards, and tokens that they gave; guesses at first
+
+    def reusable(self, text: list[int]) -> int:
+        return super().reusable(self.translation.read(text) or [])
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         self._text: list[int] | None = None
