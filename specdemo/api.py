@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypedDict, Unpack, overload
 
 from pydantic import BaseModel, Field, ValidationError
@@ -23,13 +23,14 @@ from specdemo.runs.question import (
     as_lists,
     is_batch,
     new_text,
+    question_of,
     read_prompt,
     trace_of,
 )
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, open_session
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
 from specdemo.runs.trace import Trace
-from specdemo.text.chat import Strict, ToolChoice, ToolList, callable_tools, read_messages
+from specdemo.text.chat import Chat, Strict, ToolChoice, ToolList, callable_tools, read_messages
 from specdemo.text.templates import Message as Message
 
 Answer = Trace
@@ -134,7 +135,7 @@ class ChatTokenizer:
         if isinstance(conversation, str):
             conversation = [Message("user", conversation)]
         return self._template.render_chat(
-            read_messages(conversation, continues=continue_final_message),
+            Chat(read_messages(conversation), continue_final_message).turns,
             self._tokenizer,
             tools,
             continue_final_message=continue_final_message,
@@ -177,11 +178,14 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         if n is not None and not (type(n) is int and 1 <= n <= MAX_ANSWERS):
             raise unusable("n", n, f"it must be from 1 to {MAX_ANSWERS}")
         questions = [
-            self._question(item, options, f"Prompt {number} of the list", repeated, stop=stop)
+            self._question(item, options, f"Prompt {number} of the list", stop=stop)
             for number, item in enumerate(prompt)
-            for repeated in range(n or 1)
         ]
-        runs = [self.session.ask(question) for question in questions]
+        runs = [
+            self.session.ask(question.repeated(number))
+            for question in questions
+            for number in range(n or 1)
+        ]
         with ThreadPoolExecutor(min(len(runs), ACTIVE_REQUESTS), "specdemo-batch") as pool:
             try:
                 return list(pool.map(trace_of, runs))
@@ -219,11 +223,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         prompt: object,
         options: Options,
         name: str = "The prompt",
-        repeated: int = 0,
         **fields: Any,
     ) -> Question:
-        """The question of a prompt, with the seed that is `repeated` after the first one."""
-        loaded = self.session.loaded
         prompt, settings = as_lists(prompt), dict[str, Any](options)
         if is_batch(prompt):
             raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
@@ -248,25 +249,14 @@ class Pipeline(AbstractContextManager["Pipeline"]):
             if isinstance(value, str) and option in NUMBERS:
                 raise unusable(option, value, "it must be a number")
         parsed = parse(Settings, settings)
-        content, title = read_prompt(prompt, name, extras.continue_final_message), ""
-        items = [Message("user", content)] if isinstance(content, str) else content
-        turns = [item for item in items if isinstance(item, Message)]
-        continues = extras.continue_final_message or not turns
         tools = callable_tools(extras.tools, extras.tool_choice)
-        if turns and (tools or continues):
-            title = turns[-1].content
-            listed = [tool.model_dump(exclude_none=True) for tool in extras.tools if tools]
-            content = self.tokenizer.apply_chat_template(
-                turns, tools=listed, continue_final_message=continues
-            )
-        return Question(
-            content,
-            replace(parsed, seed=(parsed.seed + repeated) % 2**63),
-            title,
-            continues=continues,
-            tools=tools and loaded.template.written(tools),
+        return question_of(
+            self.session.loaded,
+            read_prompt(prompt, name, continues=extras.continue_final_message, tools=tools),
+            parsed,
+            extras.prediction,
+            tools,
             logprobs=extras.logprobs,
-            prediction=tuple(loaded.tokenizer.encode_beginning(extras.prediction)),
             **fields,
         )
 

@@ -10,6 +10,7 @@ import re
 import threading
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
@@ -26,8 +27,8 @@ from specdemo.api import ChatTokenizer, Extras, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.runs.race import on_show
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import from_json
 from specdemo.text.templates import Template
 
 FOLDER = Path(__file__).parent / "data" / "templates"
@@ -92,7 +93,7 @@ def test_a_closed_pipeline_says_so_and_not_that_it_is_busy():
 def test_n_answers_come_from_one_seed_after_another_with_logprobs(toy):
     options = {"temperature": 5.0, "seed": 2**63 - 1, "max_new_tokens": 9, "logprobs": 2}
     answers = Pipeline(toy).generate(["one two", "three"], n=2, **options)
-    read = [(question.prompt, question.settings.seed) for question in toy.questions]
+    read = [(question.instruction, question.settings.seed) for question in toy.questions]
     assert read == [(text, seed) for text in ("one two", "three") for seed in (2**63 - 1, 0)]
     assert [len(answer.logprobs) for answer in answers] == [len(a.tokens) for a in answers]
     assert len(answers[0].logprobs[0].top) == 2
@@ -130,11 +131,12 @@ def test_the_last_message_is_continued_where_asked_for(embedded_pair):
 
 def test_the_figure_has_the_curves_of_both_runs_and_of_races_that_count(toy):
     answer = Pipeline(toy).race("one two three", drafter="model", draft_tokens=1, repeat=0.3)
-    curves = {(line.name, line.line.width): line for line in answer.figure().data}
-    assert [*curves[("autoregressive", 3)].y] == [*range(1, 15)]
-    speculative = curves[("speculative", 3)]
+    *bands, plain, speculative = answer.figure().data
+    assert (plain.name, speculative.name) == ("autoregressive", "speculative")
+    assert [*plain.y] == [*range(1, 15)]
     assert (speculative.x[0], speculative.y[-1]) == (0.0, 14)
-    assert speculative.x[-1] == pytest.approx(0.077) and len(curves) == 4
+    assert speculative.x[-1] == pytest.approx(0.077)
+    assert [(band.fill, max(band.y)) for band in bands] == [("toself", 14)] * 2
     [alone] = Pipeline(toy).generate("one two three").figure().data
     assert alone.name == "speculative"
 
@@ -246,8 +248,11 @@ TURNS = [Message("system", "Be brief."), Message("user", "one two")]
 )
 def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(toy, prompt, prompts):
     answers = Pipeline(toy).generate(prompt, max_new_tokens=9)
-    read = [question.prompt for question in toy.questions]
-    assert read == (prompts if isinstance(answers, list) else [prompts])
+    prompts = prompts if isinstance(answers, list) else [prompts]
+    texts = [[Message("user", one)] if isinstance(one, str) else one for one in prompts]
+    render = partial(toy.loaded.template.render_chat, tokenizer=toy.loaded.tokenizer)
+    ids = [one if isinstance(one, tuple) else tuple(render(one)) for one in texts]
+    assert [question.prompt for question in toy.questions] == ids
     if isinstance(answers, list):
         texts = [Pipeline(toy).generate(item, max_new_tokens=9).text for item in prompt]
         assert [answer.text for answer in answers] == texts
@@ -377,7 +382,7 @@ def test_unusable_options_are_named(toy):
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
             Pipeline(toy).generate("hello", **options)
-    with pytest.raises(BadInput, match="A user message is empty"):
+    with pytest.raises(BadInput, match="The prompt is empty"):
         Pipeline(toy).generate(" ", tools=TOOLS)
     with pytest.raises(BadInput, match="'emb' is not a pair"):
         specdemo.load("emb")

@@ -30,7 +30,7 @@ from specdemo.host import hardware, terminal
 from specdemo.host.terminal import Progress
 from specdemo.pairs import registry
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.trace import from_json
+from specdemo.runs.saved_run import from_json
 
 QUESTION = "Explain the difference between fission and fusion"
 

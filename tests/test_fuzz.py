@@ -27,8 +27,9 @@ from starlette.exceptions import HTTPException
 from specdemo.convert import exporting, gguf_file, ir
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import PAIRS, ModelChoice
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, from_json
+from specdemo.runs.trace import Trace
 from specdemo.server.page import model_menu, routes
 from specdemo.server.page.routes import PageGuard
 from specdemo.text.templates import Message, chat_template

@@ -24,8 +24,10 @@ from specdemo.errors import BadInput
 from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
+from specdemo.runs.display import wall_clock
 from specdemo.runs.race import on_show
-from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize
+from specdemo.runs.saved_run import from_json
+from specdemo.runs.trace import BaselineToken, Trace, summarize
 from specdemo.server.page import events, layout, model_menu, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
@@ -106,7 +108,7 @@ def test_runs_that_draft_nothing_or_last_no_time_are_not_compared():
 def test_the_chart_has_the_counted_races_as_bands_and_names_of_drafters_are_no_markup():
     races = on_show([TRACE, *(at_pace(TRACE, 1.0, slow) for slow in (1.8, 2.0, 2.2))])
     bands, lines = [], []
-    for one in race_charts.wall_clock(races)["data"]:
+    for one in wall_clock(races.curves, True)["data"]:
         (bands if "fill" in one else lines).append(one)
     assert [one["name"] for one in lines] == ["autoregressive", "speculative"]
     assert max(bands[1]["x"]) == pytest.approx(2.2) and len(bands) == 2

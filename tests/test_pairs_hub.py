@@ -34,9 +34,10 @@ from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
 from specdemo.runs.question import Question
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, from_json
+from specdemo.runs.trace import Trace
 
 DOLLY = find_pair("dolly-3b").target.repo
 PYTHIA = find_pair("dolly-3b").draft.repo

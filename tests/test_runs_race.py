@@ -18,8 +18,9 @@ from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.judge import PairedRuns, judge, median_interval, starved
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import COMPILING, Trace, from_json
+from specdemo.runs.trace import COMPILING, Trace
 from specdemo.server.page import events, wording
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service

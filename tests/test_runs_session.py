@@ -25,9 +25,10 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host import hardware
 from specdemo.runs.question import Question, trace_of
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, Trace, describe_difference, from_json, summarize
+from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize
 from specdemo.text.templates import Message
 
 PROMPTS = [

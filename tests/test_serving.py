@@ -30,7 +30,7 @@ from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.terminal import Progress
 from specdemo.pairs.registry import PairInfo
-from specdemo.runs.trace import from_json
+from specdemo.runs.saved_run import from_json
 from specdemo.server import openai_api, schema
 from specdemo.server.backend import LocalBackend
 from specdemo.server.schema import DEFAULTS, ChatRequest, CompletionRequest

@@ -20,9 +20,10 @@ from pathlib import Path
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import ModelChoice, chosen_pair, find_pair
 from specdemo.runs.question import Question
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, as_json, from_json
+from specdemo.runs.trace import Trace, as_json
 from specdemo.server.page import benchmark
 from specdemo.server.page.layout import BOOK
 from specdemo.server.page.web_app import RECORDED

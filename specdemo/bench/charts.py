@@ -13,7 +13,7 @@ from specdemo.bench.report import (
     tables,
     token_milliseconds,
 )
-from specdemo.runs.trace import AUTOREGRESSIVE, COLOURS, SPECULATIVE
+from specdemo.runs.display import AUTOREGRESSIVE, COLOURS, SPECULATIVE
 
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"

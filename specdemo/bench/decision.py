@@ -11,11 +11,12 @@ from time import perf_counter
 from typing import Any
 
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.display import SOURCES
 from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge, starved
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import SOURCES, Trace, combined, summarize
+from specdemo.runs.trace import Trace, combined, summarize
 
 WAYS = ("autoregressive", "speculative")
 USERS = 2, 4, 8

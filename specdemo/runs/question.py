@@ -15,9 +15,10 @@ from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.errors import BadInput
 from specdemo.host.hardware import EnergyMeter, processors, usual_share
 from specdemo.options import shown
+from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
-from specdemo.text.chat import read_messages
+from specdemo.text.chat import Chat, read_messages
 from specdemo.text.templates import Message
 from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
 from specdemo.text.tools import CallReader, FunctionCall, Tools
@@ -33,29 +34,21 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt to answer; the trace has its text as `instruction`, or the `title` of token ids.
-    With `baseline` it is decoded autoregressively too, and a short race is repeated until
-    `race.enough` for `repeat` seconds (0: never). Unless `measured` is set, a race does not wait
-    for missing measurements, which can take half a minute. Setting `stop` ends the answer within
-    one round. `loading` tells whether models are being loaded. The answer may call `tools`, of
-    which the prompt must tell. Rounds have `logprobs` with so many of the likeliest tokens, unless
-    it is None; those of the first race have `candidates` if that is set. What the answer repeats
-    of the tokens `prediction` is drafted from them. An answer that `continues` the text of the
-    prompt keeps a space between both."""
+    """A prompt to answer, and how."""
 
     prompt: Prompt
     settings: Settings
-    title: str = ""
-    baseline: bool = False
-    measured: bool = True
-    stop: threading.Event = field(default_factory=threading.Event)
-    repeat: float = 0.0
-    loading: Callable[[], bool] = lambda: False
-    tools: Tools | None = None
-    logprobs: int | None = None
-    candidates: bool = False
-    prediction: tuple[int, ...] = ()
-    continues: bool = False
+    title: str = ""  # the `instruction` of a prompt of token ids in the trace
+    baseline: bool = False  # decode it autoregressively too
+    measured: bool = True  # a race waits for missing measurements: up to half a minute
+    stop: threading.Event = field(default_factory=threading.Event)  # ends it within one round
+    repeat: float = 0.0  # seconds to repeat a short race until `race.enough`; 0: never
+    loading: Callable[[], bool] = lambda: False  # whether models are being loaded
+    tools: Tools | None = None  # that the answer may call; the prompt must tell of them
+    logprobs: int | None = None  # how many of the likeliest tokens each token has; None: no scores
+    candidates: bool = False  # other tokens of a rejected one's place, in the first race
+    prediction: tuple[int, ...] = ()  # token ids that the answer may repeat: a source of drafts
+    continues: bool = False  # the text of the prompt, after which a space is kept
 
     @property
     def ignores_end(self) -> bool:
@@ -69,6 +62,11 @@ class Question:
             return self.title or str(self.prompt or "")
         last = self.prompt[-1]
         return last.content if isinstance(last, Message) else ""
+
+    def repeated(self, number: int) -> Question:
+        """The question with the seed that is `number` after its own."""
+        seed = (self.settings.seed + number) % 2**63
+        return replace(self, settings=replace(self.settings, seed=seed))
 
 
 class AnswerRun:
@@ -194,15 +192,42 @@ def is_batch(prompt: object) -> bool:
     return len(prompt) > 0 and all(isinstance(item, str | list | tuple) for item in prompt)
 
 
-def read_prompt(prompt: object, name: str = "The prompt", continues: bool = False) -> Prompt:
-    """A text, a list of messages (of Message or OpenAI's dicts), or a list of token ids. Raises
-    BadInput for anything else."""
+def read_prompt(prompt: object, name: str = "The prompt", **fields: Any) -> Chat | tuple[int, ...]:
+    """The conversation of a text or of messages (Message or OpenAI's dicts) with other `fields` of
+    Chat, or the token ids of a list of them. Raises BadInput for anything else."""
+    if prompt == () or (isinstance(prompt, str) and not prompt.strip()):
+        raise BadInput("The prompt is empty; write a question or a task.", "prompt")
     if isinstance(prompt, str):
-        return prompt
+        return Chat([Message("user", prompt)], **fields)
     if isinstance(prompt, list | tuple) and prompt:
         if all(isinstance(item, Message | Mapping) for item in prompt):
-            return read_messages(prompt, continues=continues)
+            return Chat(read_messages(prompt), **fields)
         if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
             return tuple(map(int, prompt))
     choices = "a text, a list of messages (dicts with role and content) or a list of token ids"
     raise BadInput(f"{name} is {shown(prompt)}; it must be {choices}.", "prompt")
+
+
+def question_of(
+    loaded: LoadedPair,
+    prompt: Chat | tuple[int, ...],
+    settings: Settings,
+    prediction: str = "",
+    tools: Tools | None = None,
+    **fields: Any,
+) -> Question:
+    """The question whose answer is the next message of a chat, or continues token ids. `prediction`
+    is a text; `fields` are others of Question. Raises BadInput."""
+    title, continues, tools = "", True, tools and loaded.template.written(tools)
+    if isinstance(prompt, Chat):
+        title, continues = prompt.turns[-1].content, prompt.continues
+        prompt = prompt.prompt(loaded.template, loaded.tokenizer)
+    return Question(
+        prompt,
+        settings,
+        title,
+        tools=tools,
+        prediction=tuple(loaded.tokenizer.encode_beginning(prediction)),
+        continues=continues,
+        **fields,
+    )

@@ -26,10 +26,10 @@ from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
-from specdemo.runs.question import AnswerRun, Prompt, Question, SessionEvent
+from specdemo.runs.question import AnswerRun, Prompt, Question, SessionEvent, read_prompt
 from specdemo.runs.trace import Trace
+from specdemo.text.chat import Chat
 from specdemo.text.grammar import Grammars
-from specdemo.text.templates import Message
 from specdemo.text.tokenizer import valid
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
@@ -240,17 +240,13 @@ class Session(AbstractContextManager["Session"]):
         )
 
     def _prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-            raise BadInput("The prompt is empty; write a question or a task.", "prompt")
-        if isinstance(prompt, str):
-            prompt = [Message("user", prompt)]
-        if messages := [turn for turn in prompt if isinstance(turn, Message)]:
-            return tuple(self.loaded.template.render_chat(messages, self._tokenizer))
-        ids = tuple(id for id in prompt if isinstance(id, int))
-        if not 0 <= min(ids) <= max(ids) < self._tokenizer.vocabulary_size:
+        read = read_prompt(prompt)
+        if isinstance(read, Chat):
+            return read.prompt(self.loaded.template, self._tokenizer)
+        if not 0 <= min(read) <= max(read) < self._tokenizer.vocabulary_size:
             last = self._tokenizer.vocabulary_size - 1
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-        return ids
+        return read
 
 
 def open_session(pair: Pair, report: Report, **capacity: Any) -> Session:

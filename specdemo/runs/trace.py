@@ -1,59 +1,30 @@
-"""The record of one run: dataclasses, their summary, and JSON in both directions."""
+"""The record of one run, its figures and its JSON, which `runs.saved_run` reads."""
 
 import dataclasses
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from html import escape
-from itertools import accumulate, count, islice, pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Logprobs, Round, Source
-from specdemo.errors import BadInput
-from specdemo.options import wrong_parameter
+from specdemo.engine.messages import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.pairs.registry import PairInfo
+from specdemo.runs.display import Curve, notebook_html, wall_clock
 from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
-from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
-from specdemo.text.tokenizer import StopStrings
+from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
 from specdemo.text.tools import FunctionCall
 
 MAX_TEXT = 1000  # characters of a token; public vocabularies have up to 256
-MAX_DRAFTED = 64
 MAX_RACES = 64
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 1e6  # eleven days
-MAX_SPEEDUP = 1e9  # more than clocks of nanoseconds can give two runs of a few tokens
-MAX_RATE = 1e12  # tokens a second
 
 COMPILING = "models were loaded or compiled"
 WATCHED = "showing it live slows the models"
-
-STYLES = {
-    "accepted": "background: #00785a33",
-    "forced": "background: #8a3fa033",
-    "correction": "background: #b04a0033; text-decoration: wavy underline",
-    "bonus": "background: #0069a833; text-decoration: double underline",
-}
-"""CSS of a token in a notebook, by kind; others have none."""
-
-SPECULATIVE, AUTOREGRESSIVE = "#0072B2", "#64748b"
-COLOURS = {"speculative": SPECULATIVE, "autoregressive": AUTOREGRESSIVE}
-"""The colours of both runs in every chart; they differ in brightness too."""
-
-SOURCES: dict[Source, str] = {
-    "model": "draft model",
-    "head": "draft head",
-    "eagle3": "EAGLE-3 head",
-    "lookup": "n-gram lookup",
-    "prediction": "predicted text",
-    "ngrams": "n-gram table",
-    "grammar": "grammar",
-}
-"""The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Joules = Annotated[float, Field(ge=0, le=1e12)]
@@ -61,55 +32,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_NEW_TOKENS)]
-Shown = TypeVar("Shown", Round, "BaselineToken")
-
-
-def _possible(round_: Round, number: int) -> bool:
-    """Whether decoding can yield this as its round `number`, from 0. The engine's own classes have
-    no limits in their types."""
-    drafted, emitted = round_.drafted, round_.emitted
-    guesses = *drafted, *round_.candidates
-    tokens: list[DraftToken | EmittedToken] = [*guesses, *([emitted] if emitted else [])]
-    probabilities = [token.target_probability for token in tokens]
-    probabilities += [token.draft_probability for token in guesses]
-    times = round_.draft_seconds, round_.verify_seconds, round_.shown_at
-    if emitted and emitted.kind == "first" and (number or drafted):
-        return False
-    return (
-        bool(round_.tokens)
-        and len(guesses) <= MAX_DRAFTED
-        and len(round_.logprobs) in (0, len(round_.tokens))
-        and all(len(logprobs.top) <= MAX_LOGPROBS for logprobs in round_.logprobs)
-        and all(token.accepted for token in drafted[: round_.accepted])
-        and all(0 <= token.id <= MAX_COUNT for token in tokens)
-        and all(len(token.text) <= MAX_TEXT for token in tokens)
-        and all(0 <= share <= 1.001 for share in probabilities if share is not None)
-        and all(0 <= seconds <= MAX_SECONDS for seconds in times)
-    )
-
-
-def _require_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
-    for number, round_ in enumerate(rounds):
-        if not _possible(round_, number):
-            raise ValueError(f"no run has such a round {number}")
-    return _require_order(rounds)
-
-
-def _require_order(events: tuple[Shown, ...]) -> tuple[Shown, ...]:
-    if any(later.shown_at < earlier.shown_at for earlier, later in pairwise(events)):
-        raise ValueError("the times go back")
-    return events
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineToken:
-    """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin`: its
-    logit minus the next best, None if sampled."""
+    """A token of autoregressive decoding."""
 
     id: Count
-    shown_at: Seconds
+    shown_at: Seconds  # since the start
     text: Text = ""
-    margin: float | None = None
+    margin: float | None = None  # its logit minus the next best; None if sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +49,7 @@ class Baseline:
     """Autoregressive decoding of the same prompt, one token a forward, independent of the answer.
     Times include the prefill seconds of the speculative run; other fields are as in Trace."""
 
-    tokens: Annotated[
-        tuple[BaselineToken, ...], Field(max_length=MAX_NEW_TOKENS), AfterValidator(_require_order)
-    ]
+    tokens: Annotated[tuple[BaselineToken, ...], Field(max_length=MAX_NEW_TOKENS)]
     prefill_seconds: Seconds
     cpu_seconds: Seconds
     shared_with: Count = 0
@@ -129,21 +59,18 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Another race of the same question, with the same tokens: seconds of decoding of both runs,
-    first token to last. `times` are the seconds from the first token to each round of its
-    speculative run, after which the answer has so many `tokens`; `baseline_times` those to each
-    token of its baseline. All three may be left out. `share` is the smaller one of both runs. Other
-    fields are as in Trace."""
+    """Another race of the same question, with the same tokens; other fields are as in Trace. Both
+    `times` and `tokens` may be left out."""
 
-    seconds: Annotated[Seconds, Field(gt=0)]
+    seconds: Annotated[Seconds, Field(gt=0)]  # of decoding: first token to last
     baseline_seconds: Annotated[Seconds, Field(gt=0)]
     shared_with: Count = 0
     compiling: bool = False
     watched: bool = False
-    times: Times = ()
-    tokens: Annotated[tuple[Count, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
-    baseline_times: Times = ()
-    share: Share = 1.0
+    times: Times = ()  # from the first token to each round of the speculative run
+    tokens: Annotated[tuple[Count, ...], Field(max_length=MAX_NEW_TOKENS)] = ()  # by then
+    baseline_times: Times = ()  # to each token of the baseline
+    share: Share = 1.0  # the smaller one of both runs
 
     @property
     def why(self) -> str:
@@ -161,42 +88,32 @@ def _disturbance(compiling: bool, others: int, share: float) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
-    """A whole run; `str(trace)` is the answer's text. `prompt_reused` counts the prompt tokens that
-    were already in the KV cache; `prefill_seconds` is the time of the prefill. `cpu_seconds` (of
-    all threads), `outside_seconds` (wall time outside inference) and `joules` (of the machine's
-    processors, None where they cannot be read) are of decoding, without prefill. At most
-    `shared_with` other requests ran beside it at once; seconds include their work. `share`: of the
-    processor time that its threads could use, what other programs left it. `compiling`: models were
-    loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
-    takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
-    decoded independently, are equal. Of several races the fields are those of the one on show
-    (`race.on_show`), and the others are its `repeats`. `calls` are those of tools in the text."""
+    """A whole run; `str(trace)` is the answer's text. Of several races it is the one on show
+    (`race.on_show`). Times and energy are of decoding, without prefill."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     instruction: str
     prompt_tokens: Count
-    prompt_reused: Count
+    prompt_reused: Count  # tokens of the prompt that were already in the KV cache
     pair: PairInfo
     settings: Settings
     prefill_seconds: Seconds
-    rounds: Annotated[
-        tuple[Round, ...], Field(max_length=MAX_NEW_TOKENS), AfterValidator(_require_rounds)
-    ]
+    rounds: Annotated[tuple[Round, ...], Field(max_length=MAX_NEW_TOKENS)]
     finish_reason: Literal["stop", "length", "context", "cancelled"]
-    cpu_seconds: Seconds
-    outside_seconds: Seconds
+    cpu_seconds: Seconds  # of all threads
+    outside_seconds: Seconds  # wall time outside inference
     baseline: Baseline | None = None
-    identical: bool | None = None
+    identical: bool | None = None  # answer, baseline and repeats, decoded independently
     created: Text = ""
     machine: Text = ""
-    shared_with: Count = 0
-    share: Share = 1.0
-    compiling: bool = False
-    watched: bool = True
-    repeats: Annotated[tuple[Repeat, ...], Field(max_length=MAX_RACES)] = ()
-    joules: Joules | None = None
-    calls: Annotated[tuple[FunctionCall, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
+    shared_with: Count = 0  # most requests beside it at once; seconds include their work
+    share: Share = 1.0  # of the processor time that its threads could use, left by other programs
+    compiling: bool = False  # models were loaded or compiled meanwhile
+    watched: bool = True  # its tokens were shown while it ran, which takes time from the models
+    repeats: Annotated[tuple[Repeat, ...], Field(max_length=MAX_RACES)] = ()  # the other races
+    joules: Joules | None = None  # of the machine's processors; None where they cannot be read
+    calls: Annotated[tuple[FunctionCall, ...], Field(max_length=MAX_NEW_TOKENS)] = ()  # of tools
     schema: Literal[1] = 1
 
     @property
@@ -289,42 +206,35 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The answer in a notebook: tokens coloured by kind, and the figures."""
-        tokens = "".join(
-            f'<span style="{STYLES.get(token.kind, "")}" title="{token.kind}">'
-            f"{escape(token.text)}</span>"
-            for token in self.tokens
-        )
         figures = [f"{len(self.tokens)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
         if self.acceptance_rate is not None:
             figures.append(f"{self.acceptance_rate:.0%} of the draft tokens accepted")
         if verdict := self.verdict:
             figures.append(verdict.sentence)
-        text = f'<div style="white-space: pre-wrap">{tokens}</div>'
-        return f"{text}<small>{', '.join(figures)}</small>"
+        return notebook_html(self.tokens, figures)
+
+    @property
+    def curves(self) -> dict[str, list[Curve]]:
+        """Of each way, that of the race on show, then those of other races that count."""
+        races = [race for race in self.repeats if race.times and not race.why]
+        curves: dict[str, list[Curve]] = {}
+        if self.rounds:
+            times = [round_.shown_at - self.rounds[0].shown_at for round_ in self.rounds]
+            tokens = [*accumulate(len(round_.tokens) for round_ in self.rounds)]
+            others = [(race.times, race.tokens) for race in races]
+            curves["speculative"] = [(times, tokens), *others]
+        if self.baseline and (shown := self.baseline.tokens):
+            seconds = [token.shown_at - shown[0].shown_at for token in shown]
+            all_times = [seconds, *(race.baseline_times for race in races)]
+            curves["autoregressive"] = [(one, range(1, len(one) + 1)) for one in all_times]
+        return curves
 
     def figure(self) -> Any:
         """The wall-clock chart of the page as a figure of Plotly: tokens against seconds since the
-        first token, of both runs, and of other races that count as thin lines."""
+        first token, of both runs, and the range of other races that count as bands."""
         import plotly.graph_objects as graphs
 
-        titles = {"xaxis_title": "seconds since the first token", "yaxis_title": "tokens"}
-        figure = graphs.Figure(layout={"template": "none", "height": 320, **titles})
-
-        def add(name: str, times: Sequence[float], tokens: Iterable[int], thin: bool) -> None:
-            line = {"color": COLOURS[name], "width": 1 if thin else 3, "shape": "hv"}
-            x, y = [time - times[0] for time in times], [*islice(tokens, len(times))]
-            figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, showlegend=not thin)
-
-        for race in self.repeats:
-            if not race.why:
-                add("autoregressive", race.baseline_times, count(1), True)
-                add("speculative", race.times, race.tokens, True)
-        if self.baseline:
-            shown = [token.shown_at for token in self.baseline.tokens]
-            add("autoregressive", shown, count(1), False)
-        counts = accumulate(len(round_.tokens) for round_ in self.rounds)
-        add("speculative", [round_.shown_at for round_ in self.rounds], counts, False)
-        return figure
+        return graphs.Figure(wall_clock(self.curves, bool(self.identical)))
 
     @property
     def logprobs(self) -> list[Logprobs]:
@@ -357,18 +267,15 @@ def describe_difference(trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of one run, or of several (`combined`). `decoded` counts the tokens after the
-    first round, which comes from the prefill; they took `decode_rounds`. Seconds are those of
-    decoding. `examined` counts the draft tokens that the target judged; those after a rejection are
-    not judged. `accepted` / `examined` is the alpha of Leviathan et al. section 3.1."""
+    """The figures of one run, or of several (`combined`); seconds are those of decoding."""
 
     tokens: int = 0
     rounds: int = 0
-    decoded: int = 0
-    decode_rounds: int = 0
+    decoded: int = 0  # tokens after the first round, which comes from the prefill
+    decode_rounds: int = 0  # which they took
     drafted: int = 0
     accepted: int = 0
-    examined: int = 0
+    examined: int = 0  # draft tokens that the target judged: those up to the first rejected one
     time_to_first_token: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -396,6 +303,7 @@ class Summary:
 
     @property
     def acceptance_rate(self) -> float | None:
+        """The alpha of Leviathan et al. section 3.1."""
         return over(self.accepted, self.examined)
 
     @property
@@ -469,45 +377,3 @@ def _fields(value: Any) -> dict[str, Any]:
     if isinstance(value, Verdict):
         data |= {"result": value.result, "sentence": value.sentence}
     return data
-
-
-_READER = TypeAdapter(Trace)
-
-
-def from_json(text: str | bytes) -> Trace:
-    """Read the JSON of a trace, of this version or an earlier one; unknown fields are ignored.
-    Raises BadInput, naming the field, for anything else, and for what no run can be: a trace comes
-    from strangers, and what it says is computed with and drawn."""
-    try:
-        trace = _READER.validate_json(text, strict=True)
-    except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid":
-            raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
-        why = wrong_parameter(error.errors())
-        raise BadInput(f"The file is not a trace of schema 1: {why}") from None
-    stops = StopStrings(trace.settings.stop)
-    for round_ in trace.rounds:
-        round_.text = stops.push("".join(token.text for token in round_.tokens))
-    if trace.rounds:
-        trace.rounds[-1].text += stops.rest()
-    summary, baseline = summarize(trace), trace.baseline
-    tokens = tuple(token.id for token in baseline.tokens) if baseline else None
-    rates = summary.tokens_per_second, summary.baseline_tokens_per_second or 0.0
-    repeats = trace.repeats
-    speedups = [
-        summary.speedup,
-        *(over(race.baseline_seconds, race.seconds) for race in repeats),
-    ]
-    if summary.tokens > MAX_NEW_TOKENS:
-        problem = f"it has {summary.tokens} tokens, and a run has at most {MAX_NEW_TOKENS}"
-    elif trace.identical and tokens != trace.token_ids:
-        problem = "it calls two answers identical that differ"
-    elif max(rates) > MAX_RATE:
-        problem = f"it makes more than {MAX_RATE:,.0f} tokens a second"
-    elif not all(1 / MAX_SPEEDUP < ratio < MAX_SPEEDUP for ratio in speedups if ratio):
-        problem = f"one of its runs is more than {MAX_SPEEDUP:,.0f} times as fast as the other"
-    else:
-        counted = any(not race.why for race in repeats)
-        # Earlier versions kept the watched run of a repeated race, which does not count.
-        return replace(trace, repeats=()) if trace.watched and counted else trace
-    raise BadInput(f"The file is not a trace: {problem}.")

@@ -18,7 +18,7 @@ from specdemo.engine.messages import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.host.terminal import Report
 from specdemo.host.threads import ShortestFirst, merged
-from specdemo.runs.question import Question, SessionEvent, new_text
+from specdemo.runs.question import Question, SessionEvent, new_text, question_of
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
 from specdemo.server.host import Host
@@ -178,12 +178,9 @@ class Answers:
         read = self._read[number]
         try:
             with Record(backend.counters) as record, backend.lent_session(backend.options):
-                question = self._question(number)
-                seed = (question.settings.seed + repeated) % 2**63
-                settings = replace(question.settings, seed=seed)
+                question = replace(self._question(number).repeated(repeated), stop=stop)
                 if repeated:
                     read.wait()
-                question = replace(question, settings=settings, stop=stop)
                 cancelled = yield from self._pieces(question, answer, record, read)
             if cancelled:
                 raise RequestFailed(STOPPED)
@@ -297,30 +294,12 @@ class Answers:
         turn = long_texts.turn(characters) if characters > LONG_TEXT else nullcontext()
         with turn:
             if isinstance(request, ChatRequest):
-                return [self._chat_question(request, settings)]
+                question = question_of(
+                    self._loaded, request.chat, settings, request.predicted, request.chat.tools
+                )
+                baseline = request.extension.baseline
+                return [replace(question, baseline=baseline, logprobs=request.top_count)]
             return [self._text_question(prompt, settings) for prompt in request.prompts]
-
-    def _chat_question(self, request: ChatRequest, settings: Settings) -> Question:
-        template, tools = self._loaded.template, request.callable_tools
-        tools = tools and template.written(tools)
-        listed = (request.tools or ()) if tools else ()
-        ids = template.render_chat(
-            request.turns,
-            self._tokenizer,
-            [tool.model_dump(exclude_none=True) for tool in listed],
-            continue_final_message=bool(request.continue_final_message),
-            chat_template_kwargs=request.template_variables,
-        )
-        return Question(
-            tuple(ids),
-            settings,
-            request.turns[-1].content,
-            baseline=request.extension.baseline,
-            tools=tools,
-            logprobs=request.top_count,
-            prediction=tuple(self._tokenizer.encode_beginning(request.predicted)),
-            continues=bool(request.continue_final_message),
-        )
 
     def _text_question(self, prompt: Any, settings: Settings) -> Question:
         """Special tokens that a text spells are parsed: the caller writes the whole prompt."""

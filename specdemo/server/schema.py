@@ -17,17 +17,15 @@ from specdemo.errors import BadInput
 from specdemo.options import Whole, shown_json
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Drafter, Settings
 from specdemo.text.chat import (
+    Chat,
     ChatMessage,
     Content,
     Strict,
     ToolChoice,
     ToolList,
     callable_tools,
-    require_question,
     text_of,
 )
-from specdemo.text.templates import Message
-from specdemo.text.tools import Tools
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = (
@@ -202,20 +200,20 @@ class ChatRequest(CommonRequest):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # no template reads it
 
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Some templates, such as that of gpt-oss, read the effort."""
-        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        return effort | (self.chat_template_kwargs or {})
-
     @cached_property
-    def turns(self) -> list[Message]:
-        """The messages in the form that a chat template takes."""
-        return [message.turn() for message in self.messages]
+    def chat(self) -> Chat:
+        """What is to be answered. Some templates, such as that of gpt-oss, read the effort."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return Chat(
+            [message.turn() for message in self.messages],
+            bool(self.continue_final_message),
+            callable_tools(self.tools, self.tool_choice, self.parallel_tool_calls is not False),
+            variables=effort | (self.chat_template_kwargs or {}),
+        )
 
     @property
-    def prompts(self) -> Sequence[list[Message]]:
-        return [self.turns]
+    def prompts(self) -> Sequence[Chat]:
+        return [self.chat]
 
     @property
     def top_count(self) -> int | None:
@@ -237,20 +235,10 @@ class ChatRequest(CommonRequest):
             return json.dumps(form.json_schema.schema_)
         return "" if form.type == "text" else '{"type": "object"}'
 
-    @cached_property
-    def callable_tools(self) -> Tools | None:
-        """The tools that the answer may call. Raises BadInput."""
-        return callable_tools(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
-
     @property
     def characters(self) -> int:
         """Of all texts that the model reads."""
-        calls = sum(len(call.arguments) for turn in self.turns for call in turn.calls)
-        tools = len(self.callable_tools.functions) if self.callable_tools else 0
-        variables = len(json.dumps(self.chat_template_kwargs or {}))
-        texts = sum(len(turn.content) + len(turn.more) for turn in self.turns)
-        texts += len(self.predicted)
-        return texts + calls + tools + variables
+        return self.chat.characters + len(self.predicted)
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -262,12 +250,10 @@ class ChatRequest(CommonRequest):
             self.max_tokens = self.max_completion_tokens
         if self.top_logprobs and not self.logprobs:
             raise BadInput("top_logprobs needs logprobs to be true.", "top_logprobs")
-        continues = bool(self.continue_final_message)
-        if self.add_generation_prompt is continues:
+        if self.add_generation_prompt is bool(self.continue_final_message):
             message = "add_generation_prompt must be the opposite of continue_final_message."
             raise BadInput(message, "add_generation_prompt")
-        require_question(self.turns, continues)
-        roles = [turn.role for turn in self.turns]
+        roles = [turn.role for turn in self.chat.turns]
         if self.extension.baseline and (self.settings().stop or self.tools or roles != ["user"]):
             message = "speculative.baseline needs one user message, no stop strings, no tools."
             raise BadInput(message, "speculative")

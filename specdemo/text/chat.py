@@ -1,16 +1,18 @@
-"""Messages of a conversation as OpenAI's clients write them, read into those of templates."""
+"""Conversations as OpenAI's clients write them, and as they are put into a template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
-from specdemo.text.templates import Message
+from specdemo.text.templates import Message, Template
+from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import FunctionCall, Tools
 
 
@@ -120,14 +122,58 @@ def callable_tools(
             message = f"tool_choice is {named or choice}, and there are no tools; give some"
         raise BadInput(f"{message}.", "tool_choice")
     texts = json.dumps([function.model_dump(exclude_none=True) for function in functions])
-    return Tools(texts, must, several and not named)
+    listed = json.dumps([tool.model_dump(exclude_none=True) for tool in tools or ()])
+    return Tools(texts, must, several and not named, listed=listed)
 
 
-def read_messages(
-    messages: Sequence[Message | Mapping[str, Any]], *, continues: bool = False
-) -> list[Message]:
-    """The conversation `messages`. Raises BadInput for an unreadable message, and like
-    `require_question`."""
+@dataclass(frozen=True)
+class Chat:
+    """A conversation whose next message is wanted. Raises BadInput if there is no message, if a
+    user's is empty, and if the last one is the assistant's unless the answer continues it."""
+
+    turns: Sequence[Message]
+    continues: bool = False  # the answer continues the last message, the assistant's
+    tools: Tools | None = None  # that the answer may call
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, JSON data
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise BadInput("There are no messages; write a user's message.", "messages")
+        if self.turns[-1].role == "assistant" and not self.continues:
+            message = "The last message is the assistant's; end with a user's message, or let it be"
+            raise BadInput(f"{message} continued with continue_final_message.", "messages")
+        called: set[str] = set()
+        for number, turn in enumerate(self.turns):
+            called.update(call.id for call in turn.calls)
+            if turn.call_id and turn.call_id not in called and "" not in called:
+                message = f"messages.{number}: there is no call {turn.call_id[:60]!r} before it."
+                raise BadInput(message, "messages")
+        if not all(turn.content.strip() for turn in self.turns if turn.role == "user"):
+            raise BadInput("A user message is empty; write a question or a task.", "messages")
+
+    @property
+    def characters(self) -> int:
+        """Of all texts that the model reads."""
+        texts = [turn.content + turn.more for turn in self.turns]
+        texts += [call.arguments for turn in self.turns for call in turn.calls]
+        texts += [json.dumps(self.variables)]
+        texts += [self.tools.functions] if self.tools else []
+        return sum(map(len, texts))
+
+    def prompt(self, template: Template, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token ids of the prompt. Raises BadInput like `Template.render_chat`."""
+        ids = template.render_chat(
+            self.turns,
+            tokenizer,
+            json.loads(self.tools.listed) if self.tools else (),
+            continue_final_message=self.continues,
+            chat_template_kwargs=self.variables,
+        )
+        return tuple(ids)
+
+
+def read_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+    """The turns of a conversation. Raises BadInput for an unreadable message."""
     turns = []
     for number, message in enumerate(messages):
         if isinstance(message, Message):
@@ -141,23 +187,4 @@ def read_messages(
                 reason = wrong_parameter(error.errors(), message)
                 raise BadInput(f"messages.{number}: {reason}", "messages") from None
         turns.append(message)
-    require_question(turns, continues)
     return turns
-
-
-def require_question(turns: Sequence[Message], continues: bool) -> None:
-    """Raise BadInput if a user's message is empty, or if the last one is the assistant's unless the
-    answer `continues` it, or if there is none."""
-    if not turns:
-        raise BadInput("There are no messages; write a user's message.", "messages")
-    if turns[-1].role == "assistant" and not continues:
-        message = "The last message is the assistant's; end with a user's message, or let it be"
-        raise BadInput(f"{message} continued with continue_final_message.", "messages")
-    called: set[str] = set()
-    for number, turn in enumerate(turns):
-        called.update(call.id for call in turn.calls)
-        if turn.call_id and turn.call_id not in called and "" not in called:
-            message = f"messages.{number}: there is no call {turn.call_id[:60]!r} before it."
-            raise BadInput(message, "messages")
-    if not all(turn.content.strip() for turn in turns if turn.role == "user"):
-        raise BadInput("A user message is empty; write a question or a task.", "messages")

@@ -80,13 +80,13 @@ def call_form(jinja: str) -> CallForm | None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` that an answer may call, OpenAI's definitions as a JSON list. With `required`
-    the answer is calls only; with `several` it may have more than one."""
+    """What an answer may call."""
 
-    functions: str
-    required: bool = False
-    several: bool = True
+    functions: str  # OpenAI's definitions as a JSON list
+    required: bool = False  # the answer is calls only
+    several: bool = True  # it may have more than one
     form: CallForm = HERMES
+    listed: str = "[]"  # the tools that the prompt lists: those that it must not call too
 
     def markers(self, tokenizer: Tokenizer) -> dict[int, str]:
         """The special tokens that mark calls, with their texts."""

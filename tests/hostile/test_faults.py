@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from specdemo.host.server_process import ROOT, started
-from specdemo.runs.trace import from_json
+from specdemo.runs.saved_run import from_json
 from tools.load import ask
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"

@@ -16,11 +16,13 @@ import gradio as gr
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
+from specdemo.runs.display import SOURCES, wall_clock
 from specdemo.runs.judge import MIN_RACES, times
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
+from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Drafter
-from specdemo.runs.trace import SOURCES, Trace, as_json, from_json, judged, over, summarize
+from specdemo.runs.trace import Trace, as_json, judged, over, summarize
 from specdemo.server.page import MAX_EVENTS, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
@@ -52,7 +54,7 @@ def finished(trace: Trace, phase: str, note: str = "") -> str:
     words = {
         "verdict": wording.verdict(trace),
         "curve": wording.curve(trace),
-        "figure": race_charts.wall_clock(trace),
+        "figure": wall_clock(trace.curves, bool(trace.identical)),
         "model": wording.model_line(trace.pair),
         "reading": wording.reading(trace),
         "program": wording.program(trace),

@@ -24,7 +24,9 @@ from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.threads import ShortestFirst, merged
-from specdemo.runs.trace import SOURCES, Trace, from_json
+from specdemo.runs.display import SOURCES
+from specdemo.runs.saved_run import from_json
+from specdemo.runs.trace import Trace
 from specdemo.server.application import application
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.background_download import BackgroundDownload

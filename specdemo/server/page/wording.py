@@ -15,8 +15,9 @@ from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.pairs.sources import EMBEDDED_DRAFT
 from specdemo.runs.judge import Verdict, times
+from specdemo.runs.saved_run import MAX_RATE
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import MAX_RATE, WATCHED, Trace, describe_difference, summarize
+from specdemo.runs.trace import WATCHED, Trace, describe_difference, summarize
 from specdemo.server.page import race_charts
 
 if TYPE_CHECKING:
