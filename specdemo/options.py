@@ -82,7 +82,7 @@ def unusable(param: str, value: object, expected: str) -> InvalidOption:
     return InvalidOption("{} is {value}; {expected}.", param, value=shown(value), expected=expected)
 
 
-def text_of(path: str | Path, option: str) -> str:
+def file_text(path: str | Path, option: str) -> str:
     """The text of the file that an `option` names. Raises BadInput."""
     try:
         with open(path, encoding="utf-8-sig") as file:

@@ -41,7 +41,7 @@ class Place:
             hub.repositories[repo] = Repository(decoder_files())
         monkeypatch.setattr(hardware, "memory_bytes", lambda: 16 * 2**30)
         monkeypatch.setattr("specdemo.pairs.loading.load_pair", self.load)
-        monkeypatch.setattr("specdemo.engine.checkpoint.weights_size", lambda model: 100)
+        monkeypatch.setattr("specdemo.engine.pair_files.weights_size", lambda model: 100)
         monkeypatch.setattr("specdemo.runs.session.Session", self.open)
         monkeypatch.setattr(embedded, "fetch", lambda report: [Snapshot(Path(), "")] * 2)
         self.opened: dict[str, ToySession] = {}

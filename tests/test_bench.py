@@ -23,12 +23,12 @@ from specdemo.bench.decision import WAYS, Speeds
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, RacedPrompt, bench, summary_of, tables, with_vote
 from specdemo.commands import shared
-from specdemo.convert.ir import SOURCE
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.convert.model_files import SOURCE
+from specdemo.engine.pair_files import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.answer_run import AnswerRun
 from specdemo.runs.judge import PairedRuns, judge
-from specdemo.runs.question import AnswerRun
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, as_json
 

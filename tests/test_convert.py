@@ -27,7 +27,7 @@ from tiny_models import ir_folder
 from tokenizers import Regex, pre_tokenizers
 
 from specdemo import cli
-from specdemo.convert import checkpoints, exporting, gguf_file, ir, weights
+from specdemo.convert import checkpoints, configuration, exporting, gguf_file, model_files, weights
 from specdemo.convert.exporting import export
 from specdemo.engine.backends import kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
@@ -91,7 +91,7 @@ def torch_logits(model) -> np.ndarray:
 def exported(source: Path, weight_format: str = "fp16") -> Path:
     out = source.with_name(f"{source.name}-{weight_format}")
     export(source, out, weight_format)
-    return out / ir.MODEL
+    return out / model_files.MODEL
 
 
 def opened(xml: Path) -> PagedModel:
@@ -221,7 +221,7 @@ def test_kernels_compute_dolly_as_optimum_intel_exports_it(tiny_home, monkeypatc
     the 50,280 outputs do not fill the last tile."""
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(kernels, "vnni", str)
-    xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
+    xml = ir_folder(tiny_home, "dolly", "int8") / model_files.MODEL
     paged = PagedModel(xml, ModelSettings(properties=OWN))
     assert paged.attention
     expected = paged_logits(opened(xml), IDS[:5], IDS[5:6], IDS[6:])
@@ -236,7 +236,7 @@ def test_an_interrupt_of_compiling_stays_one(tiny_home, monkeypatch):
     monkeypatch.setattr(kernels, "vnni", str)
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(kernels.FusedSegment, "clone_with_new_inputs", interrupt)
-    xml = ir_folder(tiny_home, "dolly", "int8") / ir.MODEL
+    xml = ir_folder(tiny_home, "dolly", "int8") / model_files.MODEL
     with pytest.raises(KeyboardInterrupt):
         PagedModel(xml, ModelSettings(properties=OWN))
     # Only the main thread is interrupted: elsewhere a model may have named something so.
@@ -291,7 +291,7 @@ def tiny_file(tmp_path_factory) -> Path:
 def test_a_factor_of_positions_without_a_type_is_linear_as_in_llama_cpp(tmp_path, name):
     path, model = tmp_path / "scaled.gguf", tiny_gguf.torch_model("llama")
     tiny_gguf.write(path, model, "llama", Type.Q8_0, **{f"llama__{name}": 4.0})
-    shape, _ = gguf_file.decoder(gguf_file.read(path))
+    shape, _ = gguf_file.read_decoder(gguf_file.read(path))
     assert set(shape.rope_factors) == {4.0}
 
 
@@ -332,7 +332,7 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
 ):
     monkeypatch.setattr("specdemo.convert.exporting.memory_bytes", lambda: memory)
     export(tiny_file, tmp_path / "ir", "auto")
-    model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
+    model = ov.Core().read_model(tmp_path / "ir" / model_files.MODEL)
     constants = (node for node in model.get_ops() if node.get_type_name() == "Constant")
     kinds = {node.get_element_type().to_string() for node in constants}
     assert "i8" in kinds and ("i4" in kinds) == four
@@ -352,7 +352,7 @@ def test_the_command_exports_a_file(tiny_file, tmp_path, capsys):
     arguments = ["export", str(tiny_file), str(tmp_path / "out")]
     assert cli.main([*arguments, "--weight-format", "int4"]) == 0
     assert "holds the IR of tiny-Q8_0 (int4)" in capsys.readouterr().out
-    assert paged_logits(opened(tmp_path / "out" / ir.MODEL), IDS).shape[-1] > 256
+    assert paged_logits(opened(tmp_path / "out" / model_files.MODEL), IDS).shape[-1] > 256
     assert cli.main(["export", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
 
 
@@ -364,7 +364,7 @@ def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
     assert [path.name for path in parts] == names
     export(tiny_file, tmp_path / "whole", "int8")
     export(parts[1], tmp_path / "joined", "int8")
-    for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
+    for name in (model_files.WEIGHTS, "tokenizer.json", "config.json"):
         assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for name in ("tiny.gguf", "tiny-00001-of-00001.gguf"):
         for part in parts[:2]:
@@ -510,7 +510,7 @@ def test_the_files_template_asks_without_thinking_unless_told_to(tiny_file, tmp_
     assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
     assert thinking.text([Message("user", "Hi")]).endswith("assistant\n")
-    ids, limit = ir.read_config(tmp_path)
+    ids, limit = configuration.read_config(tmp_path)
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     assert ids == {tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert limit == 256
@@ -596,7 +596,7 @@ def test_phi3_is_right_up_to_the_context_of_its_short_factors_which_ends_texts(t
     else:
         tiny_gguf.write(path, model, "phi3", source)
     xml = exported(path)
-    _, limit = ir.read_config(xml.parent)
+    _, limit = configuration.read_config(xml.parent)
     assert limit == 64
     ids = np.random.default_rng(0).integers(0, 400, limit + 1)
     with torch.no_grad():
@@ -611,19 +611,21 @@ def test_long_factors_are_never_needed_or_their_lack_is_said(tmp_path):
     """The original context may be named beside the factors alone, or be the default."""
     model, path = tiny_gguf.torch_model("phi3", **tiny_gguf.LONG), tmp_path / "phi3.gguf"
     tiny_gguf.write(path, model, "phi3")
-    shape, _ = gguf_file.decoder(file := gguf_file.read(path))
+    shape, _ = gguf_file.read_decoder(file := gguf_file.read(path))
     scale = file.fields.pop("phi3.rope.scaling.attn_factor")
-    assert gguf_file.decoder(file)[0].rope_scale == pytest.approx(scale) == shape.rope_scale > 1
+    assert (
+        gguf_file.read_decoder(file)[0].rope_scale == pytest.approx(scale) == shape.rope_scale > 1
+    )
     del file.fields["phi3.rope.scaling.original_context_length"]
     file.fields["phi3.context_length"] = 131_072
-    gguf_file.decoder(file)
+    gguf_file.read_decoder(file)
     gguf_file.write_tokenizer(file, tmp_path)
-    assert ir.read_config(tmp_path)[1] == 4096
+    assert configuration.read_config(tmp_path)[1] == 4096
     del file.tensors["rope_factors_short.weight"]
     with pytest.raises(BadInput, match="rope_factors_short.weight, which its context of 131,072"):
-        gguf_file.decoder(file)
+        gguf_file.read_decoder(file)
     del file.fields["phi3.context_length"]
-    gguf_file.decoder(file)
+    gguf_file.read_decoder(file)
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
@@ -646,9 +648,9 @@ def test_the_context_of_short_factors_is_that_of_transformers(tmp_path, kind, ab
     original = reference.rope_parameters["original_max_position_embeddings"]
     shape = checkpoints.shape_of(data, CONFIG)
     assert shape.rope_scale == pytest.approx(scale)
-    assert ir.read_config(tmp_path)[1] == original
+    assert configuration.read_config(tmp_path)[1] == original
     reference.save_pretrained(tmp_path)
-    assert ir.read_config(tmp_path)[1] == original
+    assert configuration.read_config(tmp_path)[1] == original
 
 
 LAYERS = ["full_attention", "sliding_attention"] * 2
@@ -687,7 +689,7 @@ def test_layers_attend_to_a_window_where_they_do_in_transformers(kind, own):
 
 def test_recurrent_layers_are_refused_in_one_sentence(tiny_file, tmp_path):
     export(tiny_file, tmp_path / "ir", "int8")
-    model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
+    model = ov.Core().read_model(tmp_path / "ir" / model_files.MODEL)
     first = ops.constant(np.zeros((1, 8, 4), np.float32))
     state = ops.read_value(first, "ssm", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
     model.add_sinks([ops.assign(state, "ssm")])
@@ -976,7 +978,7 @@ def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(tiny_f
 def test_a_file_that_is_no_model_is_called_what_it_is(tiny_file, kind, words):
     file = replace(gguf_file.read(tiny_file), fields={"general.type": kind})
     with pytest.raises(BadInput, match=f"^tiny-Q8_0.gguf is {words}"):
-        gguf_file.decoder(file)
+        gguf_file.read_decoder(file)
 
 
 def test_a_gguf_file_of_a_repository_is_named_by_its_kind_or_by_a_part():

@@ -18,7 +18,7 @@ from test_convert import EXACT, exported
 from tiny_gguf import LLAMA3
 from tiny_models import ir_folder
 
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.convert.heads import eagle_shape
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 
@@ -223,7 +223,7 @@ def test_a_target_on_a_torch_device_gives_no_states(tiny_home, tmp_path, change)
 def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_path, change):
     folder = loaded(target, head_of(tmp_path)).head.parent
     core = ov.Core()
-    model = core.read_model(folder / ir.MODEL)
+    model = core.read_model(folder / model_files.MODEL)
     result = model.output("d2t").node
     other = ov.opset13.constant(change(result.input_value(0).get_node().data))
     other.output(0).get_tensor().set_names({"d2t"})
@@ -231,10 +231,10 @@ def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "config.json").write_bytes((folder / "config.json").read_bytes())
-    ov.save_model(model, changed / ir.MODEL, compress_to_fp16=False)
+    ov.save_model(model, changed / model_files.MODEL, compress_to_fp16=False)
     with pytest.raises(BadInput, match="IR of changed does not go with its config.json"):
         loaded(target, changed)
-    (changed / ir.MODEL).write_bytes((target / ir.MODEL).read_bytes())
-    (changed / ir.WEIGHTS).write_bytes((target / ir.WEIGHTS).read_bytes())
+    (changed / model_files.MODEL).write_bytes((target / model_files.MODEL).read_bytes())
+    (changed / model_files.WEIGHTS).write_bytes((target / model_files.WEIGHTS).read_bytes())
     with pytest.raises(SpecdemoError, match="is no EAGLE-3 head"):
         loaded(target, changed)

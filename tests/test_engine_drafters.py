@@ -23,7 +23,7 @@ from toy import sequence
 
 from specdemo.audit.own_engine import OwnEngine
 from specdemo.audit.properties import Plan, Subject, cell_of
-from specdemo.convert import exporting, ir
+from specdemo.convert import exporting, model_files
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
@@ -236,8 +236,8 @@ def translated_pair(folders, tiny_llama_pair):
     own, other = (Tokenizer(folder / "tokenizer.json") for folder in folders)
     return dataclasses.replace(
         tiny_llama_pair,
-        target=target / ir.MODEL,
-        draft=draft / ir.MODEL,
+        target=target / model_files.MODEL,
+        draft=draft / model_files.MODEL,
         tokenizer=own,
         translation=partial(TextTranslation, own, other),
     )

@@ -18,7 +18,7 @@ from test_engine_paged import CLOSE
 from tiny_models import ir_folder
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.convert import exporting, heads, ir
+from specdemo.convert import exporting, heads, model_files
 from specdemo.convert.weights import fit_int4
 from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
@@ -49,7 +49,7 @@ def write_head(folder, fractions=(), embedding=None, target="made up"):
     folder.mkdir(exist_ok=True)
     written = heads.HeadWeights(weights, np.arange(0, 256, 2), fractions)
     heads.write(written, embedding, folder, target)
-    return folder / ir.HEAD
+    return folder / model_files.HEAD
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_head_says_which_hidden_states_it_reads(tmp_path):
 
 
 def test_a_head_of_its_target_is_loaded_at_any_precision_of_the_target(tiny_home, tmp_path):
-    embedding, _ = heads.tables(ir_folder(tiny_home, "llama-target", "int8") / ir.MODEL)
+    embedding, _ = heads.tables(ir_folder(tiny_home, "llama-target", "int8") / model_files.MODEL)
     head = write_head(tmp_path / "head", (0.5,), embedding)
     for precision in ("int8", "int4", "fp16"):
         target = ir_folder(tiny_home, "llama-target", precision)
@@ -298,7 +298,7 @@ def test_the_states_of_a_target_are_those_that_enter_its_layers(tmp_path, kind):
             every = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
         layers = (0, 1) if count == 2 else (2, count // 2, count - 3, 5)
         settings = ModelSettings(properties=CLOSE.properties, hidden=Taps(layers))
-        paged = PagedModel(folder / ir.MODEL, settings)
+        paged = PagedModel(folder / model_files.MODEL, settings)
         with paged.new_sequence() as sequence:
             [prompt] = paged.forward([Run(sequence, ids[:4], 1)])
             found = [prompt.state.copy()]

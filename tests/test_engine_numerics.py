@@ -27,11 +27,11 @@ from specdemo.engine import engine as engines
 from specdemo.engine.backends import attention, fusion, graph, kernels, numerics, tiles
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import CACHE, PagedModel
-from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
+from specdemo.engine.pair_files import PairFiles
 from specdemo.engine.profile import Invariance
 from tools.compile_kernels import SOURCE, llvm_text
 
@@ -858,7 +858,7 @@ import openvino
 from pathlib import Path
 from specdemo.engine.backends.draft_head import DraftHead
 from specdemo.engine.backends.numerics import open_target
-from specdemo.engine.checkpoint import PairFiles
+from specdemo.engine.pair_files import PairFiles
 from specdemo.engine.messages import Run
 DraftHead(Path({str(write_head(tmp_path / "head"))!r}), openvino.Core())
 target = PairFiles(Path({str(tiny_llama_pair.target)!r}))

@@ -16,12 +16,12 @@ from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
 from specdemo.audit.engines import audited, peers_of
 from specdemo.cli import main
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.engine.backends import numerics
 from specdemo.engine.backends.paged import open_model
-from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.faults import BadInput, ModelError
 from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.pair_files import Checkpoint, PairFiles
 from specdemo.host import hardware
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
@@ -190,7 +190,10 @@ def test_a_gguf_file_runs_dequantized(tiny_home, tmp_path, monkeypatch):
     """As the embedded target's does."""
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
     target, rows = loaded(tiny_home / "embedded" / "tiny.gguf").target, []
-    for weights, settings in ((target, CPU), (target.path.with_name(ir.MODEL), ModelSettings())):
+    for weights, settings in (
+        (target, CPU),
+        (target.path.with_name(model_files.MODEL), ModelSettings()),
+    ):
         model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
             rows.append(model.forward([Run(sequence, list(range(5, 25)), 1)])[0].rows[0].copy())

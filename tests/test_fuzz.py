@@ -24,7 +24,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from specdemo.convert import exporting, gguf_file, ir
+from specdemo.convert import configuration, exporting, gguf_file
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import PAIRS, ModelChoice
 from specdemo.runs.saved_run import from_json
@@ -210,7 +210,7 @@ def test_a_configuration_with_anything_changed_is_read_or_refused_in_a_sentence(
     source = Path(folder.name)
     (source / "config.json").write_text(json.dumps(changed(families[kind], changes)))
     try:
-        stop_ids, context = ir.read_config(source)
+        stop_ids, context = configuration.read_config(source)
         assert all(0 <= id < 2**31 for id in stop_ids) and 0 <= context < 2**31
     except BadInput as error:
         sentence(error)
@@ -244,7 +244,7 @@ def gguf_folder() -> tuple[tempfile.TemporaryDirectory, bytes]:
     path = Path(folder.name, "tiny.gguf")
     write_gguf(path, METADATA)
     gguf_file.write_tokenizer(gguf_file.read(path), path.parent)
-    assert gguf_file.decoder(gguf_file.read(path))
+    assert gguf_file.read_decoder(gguf_file.read(path))
     return folder, path.read_bytes()
 
 
@@ -298,9 +298,9 @@ def read_gguf(path: Path) -> None:
     """Everything that a header says is read, or refused in a sentence."""
     try:
         file = gguf_file.read(path)
-        gguf_file.decoder(file)
+        gguf_file.read_decoder(file)
         gguf_file.write_tokenizer(file, path.parent)
-        assert ir.read_config(path.parent)
+        assert configuration.read_config(path.parent)
     except (BadInput, FetchError) as error:
         sentence(error)
 

@@ -29,7 +29,8 @@ from specdemo.pairs import hub, loading, registry, sources, storage
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair
 from specdemo.pairs.sources import Source
-from specdemo.runs.question import AnswerRun, Question
+from specdemo.runs.answer_run import AnswerRun
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.server.page.model_menu import ModelMenu

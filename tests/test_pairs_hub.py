@@ -24,7 +24,7 @@ from conftest import ROOT, load_own
 from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 
 from specdemo import cli
-from specdemo.convert import exporting, ir
+from specdemo.convert import configuration, exporting, model_files
 from specdemo.errors import BadInput, DamagedModel, FetchError, RequestFailed, SpecdemoError
 from specdemo.host import disk, hardware
 from specdemo.host.terminal import Progress
@@ -281,8 +281,8 @@ def test_no_manifest_and_no_link_makes_a_check_delete_other_files(server, decode
 
 def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 8 * 10**9)
-    (tmp_path / ir.MODEL).write_text("<net/>")
-    with open(tmp_path / ir.WEIGHTS, "wb") as weights:
+    (tmp_path / model_files.MODEL).write_text("<net/>")
+    with open(tmp_path / model_files.WEIGHTS, "wb") as weights:
         weights.truncate(10 * 10**9)  # takes no disk
     with pytest.raises(FetchError, match=r"needs 11.0 GB of memory and this machine has 8.0 GB"):
         load_own(tmp_path)
@@ -335,7 +335,7 @@ def test_a_conversion_reads_no_byte_order_marks_and_a_full_disk_keeps_none(tmp_p
         source, out = Path(arguments[arguments.index("--model") + 1]), Path(arguments[-1])
         texts.update({path.name: path.read_bytes() for path in source.iterdir()})
         out.mkdir()
-        (out / ir.MODEL).write_text("<net/>")
+        (out / model_files.MODEL).write_text("<net/>")
         return reasons.pop()
 
     monkeypatch.setattr(exporting, "run_module", converted)
@@ -343,7 +343,7 @@ def test_a_conversion_reads_no_byte_order_marks_and_a_full_disk_keeps_none(tmp_p
         fetch(str(checkpoint))
     [exported] = (tmp_path / "home").iterdir()
     assert [path.name for path in exported.iterdir()] == ["lock"]
-    assert (fetch(str(checkpoint)).folder / ir.MODEL).is_file()
+    assert (fetch(str(checkpoint)).folder / model_files.MODEL).is_file()
     marks = {name: content.startswith(codecs.BOM_UTF8) for name, content in texts.items()}
     assert marks == {"config.json": False, "tokenizer.json": False, "model.safetensors": True}
     assert json.loads(texts["config.json"]) == {"é": 1}
@@ -446,7 +446,9 @@ def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_
     errors = [fetch.communicate()[1] for fetch in both]
     assert [fetch.returncode for fetch in both] == [0, 0], errors
     assert sorted(path.name[:6] for path in models(home)) == ["draft-", "target"]
-    assert (home / "embedded" / embedded.TARGET / ir.SOURCE).is_file(), "torch devices run it"
+    assert (home / "embedded" / embedded.TARGET / model_files.SOURCE).is_file(), (
+        "torch devices run it"
+    )
     assert not list((home / "embedded").glob("scratch-*"))
     assert not any("Exporting" in text for text in errors), "the target was there"
     assert sum("Building the embedded draft head" in text for text in errors) == 1
@@ -462,7 +464,7 @@ def test_a_new_draft_is_built_beside_the_old_target(home, tiny_home, monkeypatch
     _, first = embedded.fetch()
     (tmp_path / "draft" / "card.json").write_text("{}")
     target, second = embedded.fetch()
-    assert first.folder != second.folder and (second.folder / ir.HEAD).is_file()
+    assert first.folder != second.folder and (second.folder / model_files.HEAD).is_file()
     assert target.folder == home / "embedded" / embedded.TARGET
 
 
@@ -512,7 +514,7 @@ def test_a_download_that_nobody_waits_for_ends_at_once(home, tmp_path, monkeypat
 def made(folder: Path) -> Path:
     making = folder.with_name("making")
     making.mkdir(parents=True)
-    for name in (ir.WEIGHTS, ir.MANIFEST):
+    for name in (model_files.WEIGHTS, model_files.MANIFEST):
         (making / name).write_bytes(b"content")
     hub.put(making, folder)
     return folder
@@ -520,21 +522,23 @@ def made(folder: Path) -> Path:
 
 def damage(folder: Path) -> None:
     """Other content of the same size, in place: a file that is mapped must not shrink."""
-    with open(folder / ir.WEIGHTS, "r+b") as file:
+    with open(folder / model_files.WEIGHTS, "r+b") as file:
         file.write(b"damaged")
 
 
 def test_a_damaged_model_leaves_the_cache_and_a_folder_of_the_users_own_stays(home, tmp_path):
     intact, broken = made(home / "exported" / "intact"), made(home / "exported" / "broken")
-    manifest = ir.read_json(intact / ir.MANIFEST)
-    assert ir.MANIFEST not in manifest and hub.damaged(intact) == [], "it brought another manifest"
+    manifest = configuration.read_json(intact / model_files.MANIFEST)
+    assert model_files.MANIFEST not in manifest and hub.damaged(intact) == [], (
+        "it brought another manifest"
+    )
     own = made(tmp_path / "own")
     damage(own)
     Check([own]).require()  # no hashes are known: a manifest of anybody's is data
     damage(broken)
-    with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
+    with pytest.raises(DamagedModel, match=f"^{model_files.WEIGHTS} in broken changed"):
         Check([intact, broken]).require()
-    assert intact.is_dir() and not broken.exists() and (own / ir.WEIGHTS).is_file()
+    assert intact.is_dir() and not broken.exists() and (own / model_files.WEIGHTS).is_file()
 
 
 def test_what_one_run_did_not_check_the_next_one_waits_for(home, monkeypatch):
@@ -562,9 +566,9 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_not_damaged(home, monkeypatc
 @pytest.mark.parametrize("manifest", ["{}", "[]", '{"openvino_model.bin": '])
 def test_a_manifest_that_does_not_name_every_file_of_a_model_is_damaged(home, manifest):
     folder = made(home / "exported" / "broken")
-    (folder / ir.MANIFEST).write_text(manifest)
+    (folder / model_files.MANIFEST).write_text(manifest)
     damage(folder)
-    with pytest.raises(DamagedModel, match=f"^{ir.MANIFEST} in broken changed"):
+    with pytest.raises(DamagedModel, match=f"^{model_files.MANIFEST} in broken changed"):
         Check([folder]).require()
     assert not folder.exists()
 
@@ -573,17 +577,17 @@ def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
     """On Windows a file stays that is in use."""
     source = sources.source_of(str(tiny_home / "llama-target"), "model", "int8")
     [first] = sources.prepare([source])
-    for name in (ir.MANIFEST, ir.MODEL):
+    for name in (model_files.MANIFEST, model_files.MODEL):
         (first.folder / name).unlink()
     assert sources.prepare([source]) == [first]
-    assert (first.folder / ir.MODEL).is_file() and hub.damaged(first.folder) == []
+    assert (first.folder / model_files.MODEL).is_file() and hub.damaged(first.folder) == []
 
 
 def test_a_model_without_its_weights_is_made_anew_by_the_next_start(home, tiny_home):
     pair = chosen_pair(ModelChoice(model=str(tiny_home / "llama-target"), weight_format="int8"))
     loaded = load_pair(pair)
     loaded.check.require()  # or it finds the damage
-    weights = loaded.target.parent / ir.WEIGHTS
+    weights = loaded.target.parent / model_files.WEIGHTS
     weights.unlink()
     with pytest.raises(DamagedModel, match="start again"):  # its check may run at once
         load_pair(pair)
@@ -596,11 +600,11 @@ def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair)
     copied = shutil.copytree(tiny_llama_pair.target.parent, home / "copied")
     folder.parent.mkdir()
     hub.put(copied, folder)
-    loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
+    loaded = replace(tiny_llama_pair, target=folder / model_files.MODEL)
     with Session(loaded) as session:
         damage(folder)
         session.loaded = replace(loaded, check=Check([folder]))
-        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+        with pytest.raises(DamagedModel, match=model_files.WEIGHTS):
             session.loaded.check.require()
-        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+        with pytest.raises(DamagedModel, match=model_files.WEIGHTS):
             session.ask(Question("Hi", Settings(max_new_tokens=2)))

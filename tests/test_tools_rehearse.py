@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdemo import cli
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.convert.decoder import FAMILIES, Shape
 from specdemo.convert.heads import EagleShape
 from specdemo.host import disk
@@ -44,7 +44,7 @@ def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, family, bits,
     assert min(figures.step_seconds) > 0
     assert figures.weights_bytes == pytest.approx(shape.bytes(bits, MadeUp.output_bits), rel=0.05)
     assert figures.cache_bytes == 2 * 2 * 256 * 2048 * 2  # two layers, 16 bits a number
-    assert {path.name for path in tmp_path.iterdir()} == {ir.MODEL, ir.WEIGHTS}
+    assert {path.name for path in tmp_path.iterdir()} == {model_files.MODEL, model_files.WEIGHTS}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_smollm2_is_rehearsed_with_the_embedded_target_drafting(tiny_shapes, mon
     monkeypatch.setattr(embedded, "fetch", lambda report: [SimpleNamespace(folder=tmp_path)])
     target, draft, rounded = rehearse_pair(find_pair("smollm2-1.7b"))
     assert draft.model == "SmolLM2-135M-Instruct"
-    assert draft.weights_bytes == disk.file_size(tmp_path / ir.WEIGHTS)
+    assert draft.weights_bytes == disk.file_size(tmp_path / model_files.WEIGHTS)
     assert target.model == "SmolLM2-1.7B-Instruct-int4"
     assert rounded.weights_bytes > target.weights_bytes
 

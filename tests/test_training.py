@@ -20,7 +20,8 @@ from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.pairs import embedded
 from specdemo.pairs.loading import chosen_draft
 from specdemo.pairs.registry import choice_of, chosen_pair
-from specdemo.runs.question import AnswerRun, Question
+from specdemo.runs.answer_run import AnswerRun
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.training import data, steps

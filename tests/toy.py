@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from specdemo.engine.cache import BlockPool, KVSequence
-from specdemo.engine.constraint import Allowed
+from specdemo.engine.constraint import AllowedTokens
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafts import draft_sources
@@ -177,7 +177,7 @@ def decoding(
     language: Language | None = None,
 ) -> Decoding:
     """`decode` after a prompt that was run on this table."""
-    allowed = None if language is None else Allowed(language)
+    allowed = None if language is None else AllowedTokens(language)
     if drafter is not None:
         drafter.allowed = allowed
     return decode(
@@ -287,7 +287,7 @@ class ScriptDrafter:
     """Proposes `length` tokens made by `guess(context, position)`, without probabilities, up to the
     first one that is not allowed."""
 
-    allowed: Allowed | None = None
+    allowed: AllowedTokens | None = None
 
     def __init__(self, length: int, guess):
         self.length = length
@@ -317,7 +317,10 @@ def request(
     language: Language | None = None,
 ) -> Decoding:
     """A whole request, as a session makes it: prompt, answer, everything given back."""
-    policy, allowed = Policy(fixed=draft_tokens), None if language is None else Allowed(language)
+    policy, allowed = (
+        Policy(fixed=draft_tokens),
+        None if language is None else AllowedTokens(language),
+    )
     with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
         asked = DraftRequest(prompt, len(prompt) + new_tokens, GREEDY, policy)

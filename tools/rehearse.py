@@ -24,15 +24,15 @@ import openvino as ov
 
 from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
 from specdemo.convert.heads import EagleShape
 from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.numerics import measure_invariance, open_target
 from specdemo.engine.backends.paged import PagedModel
-from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.pair_files import PairFiles
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware, measured
 from specdemo.host.terminal import Progress, Report, progress_bar, silent
@@ -190,9 +190,11 @@ def rehearse(
     before = hardware.own_bytes()
     head = isinstance(shape, EagleShape)
     if head and target is not None:
-        model: PagedModel = EagleHead(folder / ir.MODEL, target / ir.MODEL, EXACT, ov.Core())
+        model: PagedModel = EagleHead(
+            folder / model_files.MODEL, target / model_files.MODEL, EXACT, ov.Core()
+        )
     else:
-        opened, _ = open_target(PairFiles(folder / ir.MODEL), ov.Core())
+        opened, _ = open_target(PairFiles(folder / model_files.MODEL), ov.Core())
         model = cast(PagedModel, opened)
     times: dict[int, list[float]] = {count: [] for count in TOKENS}
     prefill: list[float] = []
@@ -214,7 +216,7 @@ def rehearse(
                 sequence.truncate(PROMPT)
     return Rehearsed(
         model=name,
-        weights_bytes=disk.file_size(folder / ir.WEIGHTS),
+        weights_bytes=disk.file_size(folder / model_files.WEIGHTS),
         own_bytes=own_bytes,
         cache_bytes=model.block_bytes * CONTEXT // model.block_size,
         prefill_seconds=statistics.median(prefill),

@@ -11,9 +11,9 @@ from typing import Any
 
 from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
-from specdemo.audit.report_page import PAPER_COLOUR, PINK, Figure, ReportHeader, label, render
 from specdemo.host.terminal import Progress
 from specdemo.runs.display import SPECULATIVE
+from specdemo.runs.report_page import PAPER_COLOUR, PINK, Figure, ReportHeader, label, render
 
 SIGNIFICANCE = 0.01
 """The chance that a correct engine fails the sampled part: of all cells of a report together."""

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 
 from specdemo.audit import engines
-from specdemo.convert.ir import SOURCE
+from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.host.hardware import processors
 from specdemo.host.server_process import started

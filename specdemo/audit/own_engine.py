@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.audit.engines import Case, Conversation, Outcomes, PairEngine, messages
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.pair_files import Checkpoint
 from specdemo.engine.request import NextToken
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.question import Question, trace_of

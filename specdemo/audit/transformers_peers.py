@@ -14,7 +14,7 @@ import numpy as np
 from specdemo.audit import engines
 from specdemo.audit.genai_peer import ir_logits
 from specdemo.audit.own_engine import torch_models
-from specdemo.convert.ir import SOURCE
+from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdemo.audit.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
 from specdemo.bench.decision import WAYS, Row
 from specdemo.bench.report import (
     PAPER,
@@ -14,6 +13,7 @@ from specdemo.bench.report import (
     token_milliseconds,
 )
 from specdemo.runs.display import AUTOREGRESSIVE, COLOURS, SPECULATIVE
+from specdemo.runs.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
 
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"

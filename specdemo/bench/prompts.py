@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.options import CONFIG, SPLIT, Whole, option, text_of, wrong_parameter
+from specdemo.options import CONFIG, SPLIT, Whole, file_text, option, wrong_parameter
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 WARM_UP = "Name three things that people take to the seaside."  # before anything is timed
@@ -30,7 +30,7 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """The prompts of a JSONL file; blank lines are skipped and other keys ignored. Raises BadInput,
     which names the line, for an invalid prompt or a repeated id."""
     # Only newlines end a line: str.splitlines would split at separators that JSON may hold.
-    lines = text_of(path, "--prompts").split("\n")
+    lines = file_text(path, "--prompts").split("\n")
     adapter = TypeAdapter(BenchPrompt)
     prompts: dict[str, BenchPrompt] = {}
     for number, line in enumerate(lines, start=1):

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 from specdemo.audit.engines import NotOffered, Peer, TimedAnswer
-from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.decision import (
     WAYS,
     Decision,
@@ -28,6 +27,7 @@ from specdemo.host.terminal import Progress, Report, Table, silent
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import MIN_RACES, PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
+from specdemo.runs.report_page import ReportHeader
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import (

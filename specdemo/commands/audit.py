@@ -87,7 +87,7 @@ def audit(
     shared.check_output(options.html, "--html")
     from specdemo.audit import auditor
     from specdemo.audit.properties import MAX_TOP_K, Plan
-    from specdemo.audit.report_page import versions
+    from specdemo.runs.report_page import versions
 
     if settings.top_k > MAX_TOP_K:
         raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")

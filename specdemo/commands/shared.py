@@ -164,7 +164,7 @@ def _variable(field: str) -> str:
 
 
 def _parse(kind: type, options: dict[str, Any]) -> Any:
-    from specdemo.options import parse, text_of
+    from specdemo.options import file_text, parse
 
     source = click.get_current_context().get_parameter_source
     variables = {name for name in options if source(name) is ParameterSource.ENVIRONMENT}
@@ -173,7 +173,7 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
         options |= dict.fromkeys(variables & {"pair", "model", "assistant_model"})
     for field in dataclasses.fields(kind):
         if "file" in field.metadata and options.get(field.name):
-            options[field.name] = text_of(options[field.name], option_name(field.name))
+            options[field.name] = file_text(options[field.name], option_name(field.name))
     with naming(lambda name: _variable(name) if name in variables else option_name(name)):
         return parse(kind, {name: value for name, value in options.items() if value is not None})
 

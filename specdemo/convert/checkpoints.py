@@ -12,9 +12,9 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from pydantic import Field, TypeAdapter, model_validator
 
-from specdemo.convert import ir
+from specdemo.convert import configuration
+from specdemo.convert.configuration import Configuration, ShardIndex, named, unusable
 from specdemo.convert.decoder import FAMILIES, Family, Positive, Shape, Sizes, one_in, with_biases
-from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
 
@@ -35,7 +35,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gptneox": {"rotary_pct": 0.25},
     "granite": {"attention_multiplier": 1.0},
     "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"rms_norm_eps": 1e-5, _ORIGINAL: ir.PHI3_ORIGINAL},
+    "phi3": {"rms_norm_eps": 1e-5, _ORIGINAL: configuration.PHI3_ORIGINAL},
     "qwen3": {"head_dim": 128},
     "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
 }
@@ -122,7 +122,7 @@ def long_scale(growth: float, original: int) -> float:
 
 
 ROPES: dict[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope}
-ROPES |= dict.fromkeys(ir.LONGROPE, LongRope)
+ROPES |= dict.fromkeys(configuration.LONGROPE, LongRope)
 
 
 class CheckpointConfig(Sizes):
@@ -160,10 +160,11 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     if family is None:
         return None
     # A model that sees images too has a part for text.
-    data = ir.Ends.of(data, path).text_config or data
-    data = _DEFAULTS.get(family.name, {}) | ir.without_null(_with_window(str(kind), data))
+    data = configuration.GenerationLimits.of(data, path).text_config or data
+    given = configuration.without_null(_with_window(str(kind), data))
+    data = _DEFAULTS.get(family.name, {}) | given
     config = CheckpointConfig.of(data, path)
-    rope_data = data | ir.full_attention(config.rope)
+    rope_data = data | configuration.full_attention(config.rope)
     # Transformers prefers it to the one beside the factors.
     original = (
         data.get(_ORIGINAL) or rope_data.get(_ORIGINAL) or data.get("max_position_embeddings")
@@ -225,7 +226,7 @@ def _variant(family: Family, config: CheckpointConfig) -> Family | None:
     return replace(family, gelu=gelu, parallel=family.parallel and config.use_parallel_residual)
 
 
-def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
+def read_decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
     """`shape` with the model's biases, and the tensors in `source`. Raises FetchError."""
     family = shape.family
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.name.upper()], shape.layers)
@@ -263,7 +264,8 @@ def _files(source: Path) -> list[Path]:
     version of the model left these."""
     files = {path.name: path for path in sorted(source.glob("*.safetensors"))}
     index = source / "model.safetensors.index.json"
-    shards = set(ir.ShardIndex.of(ir.read_json(index), index).weight_map.values())
+    listed = ShardIndex.of(configuration.read_json(index), index)
+    shards = set(listed.weight_map.values())
     if not shards or "model.safetensors" in files:
         return list(files.values())
     if missing := shards - set(files):

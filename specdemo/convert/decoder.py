@@ -16,8 +16,8 @@ import openvino as ov
 from openvino import opset13 as ops
 from pydantic import BeforeValidator, Field
 
-from specdemo.convert import ir
-from specdemo.convert.ir import Configuration, named, unusable
+from specdemo.convert import model_files
+from specdemo.convert.configuration import Configuration, named, unusable
 from specdemo.convert.weights import GROUP, FileWeights
 from specdemo.engine.backends.graph import last_line, named_input, named_result
 from specdemo.errors import BadInput
@@ -225,13 +225,13 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
         model = shape.graph(shape, bits, weights).build()
     except RuntimeError as error:
         raise BadInput(f"No decoder has this shape: {last_line(error)}") from error
-    ov.save_model(model, folder / ir.MODEL, compress_to_fp16=False)
+    ov.save_model(model, folder / model_files.MODEL, compress_to_fp16=False)
     if bits == 16:  # plugins keep 16-bit weights as they are if their conversion has this mark
-        text = (folder / ir.MODEL).read_text(encoding="utf-8")
+        text = (folder / model_files.MODEL).read_text(encoding="utf-8")
         converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
         mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
         text = re.sub(converted, rf"\1{mark}", text)
-        (folder / ir.MODEL).write_text(text, encoding="utf-8")
+        (folder / model_files.MODEL).write_text(text, encoding="utf-8")
 
 
 Rotary = tuple[ov.Node, ov.Node]

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from specdemo.convert import ir
+from specdemo.convert import configuration, model_files
 from specdemo.errors import (
     TORCH_FIRST,
     BadInput,
@@ -56,7 +56,7 @@ def export(
     model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    before = ir.fingerprint(source)
+    before = model_files.fingerprint(source)
     plan = ExportPlan.of(source, weight_format, name or str(source))
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, plan.bytes + 100_000_000, f"Exporting {plan.name}")
@@ -65,7 +65,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
             plan.write(made, report)
-            if ir.fingerprint(source) != before:
+            if model_files.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
     except SpecdemoError:
@@ -101,17 +101,17 @@ class ExportPlan:
         tensors: dict[str, Tensor] = {}
         if source.is_file():
             file = gguf_file.read(source)
-            shape, tensors = gguf_file.decoder(file)
+            shape, tensors = gguf_file.read_decoder(file)
         else:
             require_checkpoint(source)
-            config = ir.read_json(source / "config.json")
-            if ir.is_eagle_head(config):
+            config = configuration.read_json(source / "config.json")
+            if configuration.is_eagle_head(config):
                 shape, tensors = heads.read_eagle_head(source, name)
             elif shape := checkpoints.shape_of(config, source / "config.json"):
-                shape, tensors = checkpoints.decoder(source, shape)
+                shape, tensors = checkpoints.read_decoder(source, shape)
         missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
         if missing and not shape:
-            kind = ir.read_json(source / "config.json").get("model_type")
+            kind = configuration.read_json(source / "config.json").get("model_type")
             raise MissingPackage(
                 f"{name} ({kind!r:.40}) is of no family that is read here ({', '.join(FAMILIES)}), "
                 f"or has a feature that they lack. Exporting it needs {', '.join(missing)}: "
@@ -142,7 +142,7 @@ class ExportPlan:
         if self.file:
             folder.mkdir()
             gguf_file.write_tokenizer(self.file, folder)
-            link(self.source.absolute(), folder / ir.SOURCE)
+            link(self.source.absolute(), folder / model_files.SOURCE)
         if self.shape:
             weights = FileWeights(self.tensors, report, self.name)
             decoder.write(self.shape, decoder.BITS[self.weight_format], weights, folder)
@@ -156,11 +156,11 @@ class ExportPlan:
                 why = _other_versions(why, self.name) or why
                 raise FetchError(f"optimum-intel could not export {self.name}: {why}")
         # The exporters do not write these files, or write them in another form.
-        further = f"{ir.FURTHER_TEMPLATES}/*.jinja"
+        further = f"{model_files.FURTHER_TEMPLATES}/*.jinja"
         for path in [
             path for name in ("*.json", "*.jinja", further) for path in self.source.glob(name)
         ]:
-            if path.is_file() and path.name != ir.MANIFEST:
+            if path.is_file() and path.name != model_files.MANIFEST:
                 copied = folder / path.relative_to(self.source)
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copied)
@@ -186,7 +186,7 @@ def without_marks(source: Path, folder: Path) -> Path:
     folder.mkdir()
     for path in filter(Path.is_file, source.iterdir()):
         if path.suffix in (".json", ".jinja"):
-            (folder / path.name).write_text(ir.read_text(path), encoding="utf-8")
+            (folder / path.name).write_text(configuration.read_text(path), encoding="utf-8")
         else:
             link(path.absolute(), folder / path.name)
     return folder
@@ -200,7 +200,7 @@ def optimum_arguments(source: Path, out: Path, weight_format: str) -> list[str]:
     if weight_format != "fp16":
         arguments.append("--sym")
     if weight_format == "int4":
-        config = ir.read_json(source / "config.json")
+        config = configuration.read_json(source / "config.json")
         names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
         widths = [config[name] for name in names if isinstance(config.get(name), int)]
         group = math.gcd(128, *widths) if widths else 1
@@ -213,7 +213,7 @@ def require_checkpoint(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
         raise BadInput(
             f"{folder} holds no PyTorch checkpoint (config.json, *.safetensors), nor OpenVINO IR "
-            f"({ir.MODEL}) where that would do."
+            f"({model_files.MODEL}) where that would do."
         )
 
 

@@ -17,10 +17,16 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.processors import TemplateProcessing
 
-from specdemo.convert import ir
+from specdemo.convert import configuration, model_files
 from specdemo.convert.checkpoints import long_scale, separated
+from specdemo.convert.configuration import (
+    ADDED_TOKENS,
+    Configuration,
+    GenerationLimits,
+    TokenId,
+    named,
+)
 from specdemo.convert.decoder import FAMILIES, Positive, Shape, Size, Sizes, sized, with_biases
-from specdemo.convert.ir import ADDED_TOKENS, Configuration, Ends, TokenId, named
 from specdemo.convert.weights import Tensor
 from specdemo.errors import BadInput, FetchError
 
@@ -76,7 +82,7 @@ def read(path: Path) -> Gguf:
     """The headers of `path` and of its other parts. Raises BadInput, FetchError."""
     fields: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    parts = ir.gguf_parts(path)
+    parts = model_files.gguf_parts(path)
     for number, part in enumerate(parts):
         try:
             with open(part, "rb") as file:
@@ -201,7 +207,7 @@ _DEFAULTS = {"gemma3": {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4}}
 """What llama.cpp takes for values that a file lacks."""
 
 
-def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
+def read_decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     """The shape of a file's decoder, and its tensors with rows in the graph's order. Raises
     BadInput for an architecture or a feature that `decoder` does not have, and for impossible
     values."""
@@ -255,10 +261,10 @@ def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
 def _contexts(file: Gguf) -> tuple[int, int]:
     """The model's context, and up to how many tokens its short rotary factors are right; 0 for what
     the file does not say."""
-    limits = Ends.of(file.section(f"{file.architecture}."), file.path)
+    limits = GenerationLimits.of(file.section(f"{file.architecture}."), file.path)
     original = limits.original
     if file.architecture == "phi3":
-        original = original or ir.PHI3_ORIGINAL
+        original = original or configuration.PHI3_ORIGINAL
     return limits.context, original
 
 

@@ -39,10 +39,10 @@ from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 from pydantic import Field, model_validator
 
-from specdemo.convert import checkpoints, ir
+from specdemo.convert import checkpoints, configuration, model_files
 from specdemo.convert.checkpoints import CheckpointConfig
+from specdemo.convert.configuration import Configuration, named, unusable
 from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, Size, sized, with_biases
-from specdemo.convert.ir import Configuration, named, unusable
 from specdemo.convert.weights import FileWeights, Quantized, Tensor
 from specdemo.engine.backends import draft_head, graph
 from specdemo.engine.backends.eagle_head import read_head
@@ -166,7 +166,7 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -
     model = ov.Model(outputs, [hidden, state, token], "draft_head")
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
     model.set_rt_info(target, _TARGET)
-    ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
+    ov.save_model(model, folder / model_files.HEAD, compress_to_fp16=False)
     np.save(folder / TOKENS, head.tokens.astype(np.int64))
 
 
@@ -292,7 +292,7 @@ def eagle_layers(folder: Path, name: str, target: Path, target_name: str) -> tup
     if why:
         made = f"{name} {why}, and {target_name} has {actual}"
         raise BadInput(f"{made}; choose a head that was made for it.")
-    read = read_head(core, folder / ir.MODEL, target)
+    read = read_head(core, folder / model_files.MODEL, target)
     tokens, columns = read.tokens.tolist(), read.step.outputs[0].partial_shape[-1]
     one_each = columns == len(tokens) == len(set(tokens)) and set(tokens) <= set(range(vocabulary))
     if read.states != len(layers) * width or not one_each:
@@ -304,7 +304,7 @@ def eagle_shape(folder: Path) -> EagleShape:
     """The shape of the head in `folder`, without tokens. Raises BadInput, which names what cannot
     be run."""
     path = folder / "config.json"
-    data = ir.read_json(path)
+    data = configuration.read_json(path)
     config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
     layer = config.transformer_layer_config or data
     EagleLayer.of(layer, path)

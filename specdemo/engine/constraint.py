@@ -52,7 +52,7 @@ def yield_to_models() -> None:
 _workers = ThreadPoolExecutor(4, "specdemo-masks", yield_to_models)
 
 
-class Allowed:
+class AllowedTokens:
     """The masks of one request: after its answer so far, and after draft tokens that follow it."""
 
     def __init__(self, constraint: Constraint):

@@ -10,7 +10,7 @@ from typing import Any
 
 from .acceptance import Adjustment, TargetRows, Verification, adjustment, verify
 from .cache import KVSequence
-from .constraint import Allowed, Mask, wait
+from .constraint import AllowedTokens, Mask, wait
 from .drafts.drafter import AdaptiveDrafter
 from .messages import (
     PREFILL_CHUNK,
@@ -77,7 +77,7 @@ def decode(
     policy: Policy,
     sampling: Sampling,
     limits: Limits,
-    allowed: Allowed | None = None,
+    allowed: AllowedTokens | None = None,
     logprobs: int | None = None,
     elapsed: Callable[[], float] = lambda: 0.0,
 ) -> Decoding:

@@ -16,7 +16,6 @@ from .backends.draft_head import DraftHead
 from .backends.eagle_head import EagleHead
 from .backends.kernels import in_kernels
 from .backends.paged import open_model
-from .checkpoint import PairFiles, weights_size
 from .drafts.draft_sources import (
     LOOKUPS,
     DraftSource,
@@ -27,6 +26,7 @@ from .drafts.draft_sources import (
 )
 from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
+from .pair_files import PairFiles, weights_size
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile, Properties

@@ -11,7 +11,7 @@ from typing import Any
 
 from .acceptance import TargetRows, adjustment
 from .cache import KVSequence
-from .constraint import Allowed, Constraint
+from .constraint import AllowedTokens, Constraint
 from .cost_measurement import waiting_times
 from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftSource
@@ -102,7 +102,7 @@ class Request:
         """Decode with drafts of those `sources` that it uses; returns the finish reason."""
         started = perf_counter()
         policy = target.policy.for_request(self.draft_tokens, self.rates)
-        allowed = None if self.constraint is None else Allowed(self.constraint)
+        allowed = None if self.constraint is None else AllowedTokens(self.constraint)
         tokens = min(len(self.tokens) + self.limits.max_new_tokens, self.limits.context_limit)
         known = self.sampling, policy, self.prediction, self.candidates
         request = DraftRequest(self.tokens, tokens, *known)
@@ -196,7 +196,7 @@ class NextToken(Request):
             if self.answer:
                 run = Run(sequence, self.answer, 1, stepwise=True)
                 logits = (yield Forward("target", run)).logits
-            allowed = None if self.constraint is None else Allowed(self.constraint)
+            allowed = None if self.constraint is None else AllowedTokens(self.constraint)
             masks = None if allowed is None else allowed.masks(self.answer)[-1:]
             context = [*self.tokens, *self.answer]
             adjust = adjustment(self.sampling, self.tokens)

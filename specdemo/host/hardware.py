@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from specdemo.engine.checkpoint import TORCH
+from specdemo.engine.pair_files import TORCH
 from specdemo.errors import TORCH_FIRST, FetchError, InvalidOption, MissingPackage, install
 from specdemo.host.terminal import size
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
+from specdemo.engine.pair_files import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
 from specdemo.host import disk, hardware

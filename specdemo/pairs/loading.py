@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter
 
-from specdemo.convert import ir
-from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
+from specdemo.convert import configuration, model_files
+from specdemo.engine.pair_files import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.host import measured
@@ -76,7 +76,7 @@ def load_pair(pair: Pair, report: Report = silent) -> LoadedPair:
     models = fetch_pair(pair, report)
     for model in models:
         storage.mark_used(model.folder)
-    weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
+    weights = sum(file_size(model.folder / model_files.WEIGHTS) for model in models)
     require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([model.folder for model in models])
     try:
@@ -112,7 +112,7 @@ def _opened(
     head, layers, model = _head(pair, target, draft)
     draft_context, token_ids, translation = 0, None, None
     if model and pair.draft:
-        draft_ids, draft_context = ir.read_config(model.folder)
+        draft_ids, draft_context = configuration.read_config(model.folder)
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json", ends=draft_ids)
         token_ids = np.array(draft_tokenizer.frequent_ids(DRAFT_TOKENS))
         if difference := vocabulary_difference(tokenizer, draft_tokenizer):
@@ -160,7 +160,7 @@ def _opened(
 def read_text_files(folder: Path) -> tuple[Tokenizer, Template, frozenset[int], int]:
     """A model's tokenizer and template, the ids that end answers, and its context (tokens, 0: not
     given). What a token is for decides which tokens are special. Raises FetchError, BadInput."""
-    template, (ids, context) = chat_template(folder), ir.read_config(folder)
+    template, (ids, context) = chat_template(folder), configuration.read_config(folder)
     turns, turn_end = template.turn_markers() if template else (set(), "")
     named = template.tokens.values() if template else ()
     tokenizer = Tokenizer(folder / "tokenizer.json", turns.union(named), ids)
@@ -179,7 +179,7 @@ def _head(
     source = pair.draft
     if draft is None or source is None:
         return None, (), None
-    if ir.is_eagle_head(ir.read_json(draft.folder / "config.json")):
+    if configuration.is_eagle_head(configuration.read_json(draft.folder / "config.json")):
         if any(map(on_torch, (pair.choice.device, pair.choice.draft_device))):
             raise BadInput(
                 f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
@@ -187,32 +187,32 @@ def _head(
             )
         from specdemo.convert.heads import eagle_layers  # imports OpenVINO
 
-        model = target.folder / ir.MODEL
+        model = target.folder / model_files.MODEL
         layers = eagle_layers(draft.folder, source.name, model, pair.target.name)
-        return draft.folder / ir.MODEL, layers, None
-    head = draft.folder / ir.HEAD
+        return draft.folder / model_files.MODEL, layers, None
+    head = draft.folder / model_files.HEAD
     if not head.is_file():
         return None, (), draft
     if source.repo and not on_torch(pair.choice.device):
         from specdemo.convert.heads import require_target
 
-        require_target(head, target.folder / ir.MODEL, pair.target.name)
+        require_target(head, target.folder / model_files.MODEL, pair.target.name)
     # A folder may hold nothing but a draft head.
-    return head, (), draft if (draft.folder / ir.MODEL).is_file() else None
+    return head, (), draft if (draft.folder / model_files.MODEL).is_file() else None
 
 
 def _weight_format(model: Snapshot) -> str:
-    files = [model.folder / name for name in (ir.MODEL, ir.HEAD)]
-    return next((ir.weight_format(file) for file in files if file.is_file()), "")
+    files = [model.folder / name for name in (model_files.MODEL, model_files.HEAD)]
+    return next((model_files.weight_format(file) for file in files if file.is_file()), "")
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:
     if not on_torch(device):
-        return model.folder / ir.MODEL
+        return model.folder / model_files.MODEL
     # Only the operator can set this, no request.
     variable = os.environ.get("SPECDEMO_TRUST_REMOTE_CODE", "")
     trusted = variable.strip().lower() in ("1", "true", "yes")
-    gguf = model.folder / ir.SOURCE
+    gguf = model.folder / model_files.SOURCE
     return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdemo.convert import ir
+from specdemo.convert import configuration
 from specdemo.convert.exporting import export, require_checkpoint
+from specdemo.convert.model_files import GGUF_END, HEAD, MODEL, fingerprint, is_gguf
 from specdemo.errors import BadInput, InvalidOption
 from specdemo.host import disk
 from specdemo.host.terminal import Report, silent
@@ -42,17 +43,18 @@ def source_of(text: str, field: str, weight_format: str) -> Source:
     path = Path(os.path.expanduser(text)).absolute()
     kinds = {file.suffix for file in path.glob("*")}
     if path.is_dir() and not kinds & {".xml", ".safetensors"}:
-        files = sorted(filter(ir.is_gguf, path.glob("*")), reverse=True)
-        models = {ir.GGUF_END.sub("", file.name): file for file in files}
+        files = sorted(filter(is_gguf, path.glob("*")), reverse=True)
+        models = {GGUF_END.sub("", file.name): file for file in files}
         if len(models) > 1:
             names = ", ".join(file.name for file in models.values())
             wrong = "{} {text!r} holds several models; name one of {names:.300}."
             raise InvalidOption(wrong, field, text=text, names=names)
         path = next(iter(models.values()), path)
-    if path.is_dir() or ir.is_gguf(path):
-        return Source(str(path), ir.GGUF_END.sub("", path.resolve().name), export=weight_format)
+    if path.is_dir() or is_gguf(path):
+        name = GGUF_END.sub("", path.resolve().name)
+        return Source(str(path), name, export=weight_format)
     name, _, gguf = hub.split(text)
-    absent = not gguf and ir.GGUF_END.search(name)  # a repository that ends so needs a file, too
+    absent = not gguf and GGUF_END.search(name)  # a repository that ends so needs a file, too
     if absent or not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         wrong = "{} {text!r} is no folder or GGUF file here, and no Hub repository."
         raise InvalidOption(wrong, field, text=text)
@@ -91,7 +93,7 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         return snapshot
     if source.export == AS_IT_IS and snapshot.folder.is_dir():
         require_checkpoint(snapshot.folder)
-    elif not any((snapshot.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
+    elif not any((snapshot.folder / name).is_file() for name in (MODEL, HEAD)):
         # Torch reads a GGUF file itself, but the tokenizer comes from its export.
         weight_format = "auto" if source.export in ("", AS_IT_IS) else source.export
         parts = f"{source.name}\0{snapshot.revision}\0{_EXPORT_VERSION}"
@@ -100,8 +102,8 @@ def _exported(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
         folder = disk.cache_home() / "exported" / name
         if hub.is_complete(folder):  # also where nothing can be written
             return Snapshot(folder, snapshot.revision)
-        config = ir.read_json(snapshot.folder / "config.json")
-        if config and not ir.is_eagle_head(config):
+        config = configuration.read_json(snapshot.folder / "config.json")
+        if config and not configuration.is_eagle_head(config):
             _require_tokenizer(snapshot.folder, config)
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not hub.is_complete(folder):
@@ -130,7 +132,7 @@ def _local(source: Source) -> Snapshot | None:
         pair = embedded.here()
         return pair and _embedded(source, pair)
     path = Path(source.repo)
-    return Snapshot(path, ir.fingerprint(path)) if path.exists() else hub.cached(source.repo)
+    return Snapshot(path, fingerprint(path)) if path.exists() else hub.cached(source.repo)
 
 
 def _embedded(source: Source, pair: tuple[Snapshot, Snapshot]) -> Snapshot:

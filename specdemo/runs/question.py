@@ -1,30 +1,27 @@
-"""What a session is asked, the run that answers it, and the events of the answer."""
+"""What a session is asked, and the events of its answer."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from specdemo.engine.messages import Round
-from specdemo.engine.scheduler import Handle, Waiting
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host.hardware import EnergyMeter, processors, usual_share
 from specdemo.options import shown
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.text.chat import Chat, read_messages
 from specdemo.text.templates import Message
-from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
-from specdemo.text.tools import CallReader, FunctionCall, Tools
+from specdemo.text.tools import Tools
 
 if TYPE_CHECKING:
-    from specdemo.engine.request import Request
+    pass
 
 SessionEvent = Waiting | Round | BaselineToken | Trace
 
@@ -67,100 +64,6 @@ class Question:
         """The question with the seed that is `number` after its own."""
         seed = (self.settings.seed + number) % 2**63
         return replace(self, settings=replace(self.settings, seed=seed))
-
-
-class AnswerRun:
-    """A submitted request, and the one place where its tokens become text. After its `events`: the
-    `rounds` up to a stop string; the `joules` of the machine's processors during decoding, None
-    where they cannot be read; `compiling`, whether models were loaded or compiled meanwhile."""
-
-    def __init__(self, question: Question, request: Request, handle: Handle, tokenizer: Tokenizer):
-        self.request, self.handle = request, handle
-        self.rounds: list[Round] = []
-        self.joules: float | None = None
-        self._tokenizer = tokenizer
-        self._tools = question.tools
-        spelled = question.tools.markers(tokenizer) if question.tools else {}
-        before = request.tokens if question.continues else ()
-        self._stream = TextStream(tokenizer, before=before, spelled=spelled)
-        self._stops = StopStrings(question.settings.stop)
-        self._loading, self.compiling = question.loading, question.loading()
-
-    def events(self) -> Generator[Waiting | Round]:
-        """Yields the events as they come. Raises the request's error."""
-        meter = None
-        # Rounds after a stop string are not wanted, so it is looked for in each round at once.
-        with closing(self.handle.events(at_once=self._stops.wanted)) as events:
-            try:
-                for event in events:
-                    if isinstance(event, Round):
-                        meter = meter or EnergyMeter()  # after the prefill, the first round
-                        event = self._with_texts(event)
-                        self.rounds.append(event)
-                    yield event
-                    if self._stops.ended:
-                        return
-                self._end_text()
-            finally:
-                self.joules = meter.joules if meter else None
-                self.compiling = self.compiling or self.handle.compiling or self._loading()
-
-    def result(self) -> Any:
-        """What the request's `work` returned, after all its events."""
-        deque(self.events(), maxlen=0)
-        return self.handle.result
-
-    def _with_texts(self, round_: Round) -> Round:
-        """The round with texts, and without the tokens after a stop string. Rejected tokens are
-        decoded by themselves."""
-        for unused in (*round_.drafted[round_.accepted :], *round_.candidates):
-            unused.text = self._tokenizer.decode([unused.id])
-        for index, token in enumerate(round_.tokens):
-            token.text = self._stream.push(token.id)
-            round_.text += self._stops.push(token.text)
-            if self._stops.ended and index < round_.accepted:
-                drafted, logprobs = round_.drafted[: index + 1], round_.logprobs[: index + 1]
-                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
-        return round_
-
-    def _end_text(self) -> None:
-        """Add to the last round the text that later tokens could have changed."""
-        if self.rounds:
-            last, rest = self.rounds[-1], self._stream.rest()
-            last.tokens[-1].text += rest
-            last.text += self._stops.push(rest) + self._stops.rest()
-
-    @property
-    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
-        if self._stops.ended:
-            return "stop"
-        reason: Literal["stop", "length", "context"] = self.handle.result
-        return "cancelled" if self.handle.stopped else reason
-
-    @property
-    def calls(self) -> tuple[FunctionCall, ...]:
-        """Calls of tools, with ids of nine characters, as templates of Mistral want them."""
-        text = "".join(round_.text for round_ in self.rounds)
-        _, calls = CallReader(self._tools).read(text, last=True)
-        return tuple(call._replace(id=f"call{number:05}") for number, call in enumerate(calls))
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for round_ in self.rounds for token in round_.tokens)
-
-    @property
-    def share(self) -> float:
-        """The share of the processor time that its decoding could use and other programs left."""
-        request = self.request
-        # Threads of the plugin and of the kernels also wait for each other.
-        usable = min(request.cpu + request.waited, processors() * request.decoding)
-        return min(1.0, request.cpu / usable / usual_share()) if usable else 1.0
-
-    @property
-    def outside_seconds(self) -> float:
-        """Seconds of decoding outside inference."""
-        decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
-        return max(decoding - self.request.inference, 0.0)
 
 
 def new_text(event: SessionEvent, sent: int) -> str:

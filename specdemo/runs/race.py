@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from specdemo.engine.messages import Round
+from specdemo.runs.answer_run import AnswerRun
 from specdemo.runs.judge import MIN_RACES
-from specdemo.runs.question import AnswerRun
 from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, judged, summarize
 
 ENOUGH_SECONDS = 3.0

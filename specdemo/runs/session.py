@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
-from specdemo.engine import checkpoint
+from specdemo.engine import pair_files
 from specdemo.engine.backends.kernels import plugin_properties
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import Engine
@@ -26,7 +26,8 @@ from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs import race
-from specdemo.runs.question import AnswerRun, Prompt, Question, SessionEvent, read_prompt
+from specdemo.runs.answer_run import AnswerRun
+from specdemo.runs.question import Prompt, Question, SessionEvent, read_prompt
 from specdemo.runs.trace import Trace
 from specdemo.text.chat import Chat
 from specdemo.text.grammar import Grammars
@@ -265,7 +266,7 @@ def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Ses
         report(exact if copied else progress)
 
     # The compiled model is a copy of the weights, so the memory taken is the progress.
-    weights = checkpoint.weights_size(loaded.target)
+    weights = pair_files.weights_size(loaded.target)
     meter = Meter(show, f"Compiling {target} for this processor", weights)
     with watched(meter, lambda: max(hardware.own_bytes() - before, 0)):
         return Session(loaded, **capacity)

@@ -222,7 +222,6 @@ class Host:
             **({} if state.kind == "ready" else {"detail": state.line}),
             "replicas": int(state.kind == "ready"),
             "in_flight": self.visitors,
-            "visitors": self.visitors,
             "active": activity.active,
             "queue": activity.waiting,
             "restarts": activity.restarts,

@@ -189,7 +189,7 @@ class ChoiceWriter:
         if self._chat:
             return {"content": map(chat_token, tokens), "refusal": None}
         return {
-            "tokens": (text_of(token.contents[0]) for token in tokens),
+            "tokens": (token_text(token.contents[0]) for token in tokens),
             "token_logprobs": (next(iter(token.logprobs), None) for token in tokens),
             "top_logprobs": map(likeliest, tokens) if self._request.top_count else None,
             "text_offset": (token.offset for token in tokens),
@@ -332,7 +332,7 @@ def chat_token(token: ScoredToken) -> dict[str, Any]:
     return {**chosen, "top_logprobs": others}
 
 
-def text_of(content: bytes) -> str:
+def token_text(content: bytes) -> str:
     """A token's text; of a part of a character its bytes, which tell such tokens apart."""
     try:
         return content.decode()
@@ -344,5 +344,5 @@ def likeliest(token: ScoredToken) -> dict[str, float] | None:
     """The likeliest tokens of a completion and the chosen one; None for a prompt's first token."""
     if not token.logprobs:
         return None
-    chosen, *others = zip(map(text_of, token.contents), token.logprobs, strict=True)
+    chosen, *others = zip(map(token_text, token.contents), token.logprobs, strict=True)
     return dict([chosen, *reversed(others)])

@@ -24,7 +24,7 @@ from specdemo.text.chat import (
     ToolChoice,
     ToolList,
     callable_tools,
-    text_of,
+    content_text,
 )
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
@@ -223,7 +223,7 @@ class ChatRequest(CommonRequest):
     @property
     def predicted(self) -> str:
         """A text that the answer may repeat."""
-        return text_of(self.prediction.content) if self.prediction else ""
+        return content_text(self.prediction.content) if self.prediction else ""
 
     @cached_property
     def json_schema(self) -> str:

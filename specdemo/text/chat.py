@@ -37,7 +37,7 @@ class TextPart(Strict, extra="ignore"):
 Content = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
 
 
-def text_of(content: Content | None) -> str:
+def content_text(content: Content | None) -> str:
     return "".join(part if isinstance(part, str) else part.text for part in content or ())
 
 
@@ -76,7 +76,7 @@ class ChatMessage(Strict, extra="allow"):
         calls = [FunctionCall(**dict(call.function), id=call.id) for call in self.tool_calls or ()]
         role = "system" if self.role == "developer" else self.role
         name = self.name if role == "tool" else ""  # others' names would change their text
-        text, extra = text_of(self.content), self.model_extra or {}
+        text, extra = content_text(self.content), self.model_extra or {}
         more = {name: value for name, value in extra.items() if value not in (None, "", [], {})}
         if thought := next((more[name] for name in REASONING if name in more), None):
             more = dict.fromkeys(REASONING, thought) | more

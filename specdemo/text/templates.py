@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from specdemo.convert.ir import FURTHER_TEMPLATES, TokenizerConfig, read_json, read_text
+from specdemo.convert.configuration import TokenizerConfig, read_json, read_text
+from specdemo.convert.model_files import FURTHER_TEMPLATES
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, MARKER, Tokenizer, valid

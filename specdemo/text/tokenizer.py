@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from specdemo.convert.ir import ADDED_TOKENS, read_text
+from specdemo.convert.configuration import ADDED_TOKENS, read_text
 from specdemo.errors import BadInput, FetchError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thread that needs it

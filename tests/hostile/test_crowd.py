@@ -18,7 +18,7 @@ import pytest
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
 from specdemo.host.server_process import started
-from tools.load import ask, at_rest, level
+from tools.load_test import ask, at_rest, level
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))
 PROMPTS = [prompt.instruction for prompt in read_prompts() if len(prompt.instruction) < 400]

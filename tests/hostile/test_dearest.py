@@ -19,7 +19,7 @@ import pytest
 from test_page_parts import largest_run
 
 from specdemo.host.server_process import started
-from tools.load import ask
+from tools.load_test import ask
 
 BYTES = 762_000  # of a body for the embedded pair
 LONG = 2_000  # tokens

@@ -16,7 +16,7 @@ import pytest
 
 from specdemo.host.server_process import ROOT, started
 from specdemo.runs.saved_run import from_json
-from tools.load import ask
+from tools.load_test import ask
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"
 QUESTION = {

@@ -15,9 +15,9 @@ import numpy as np
 import openvino as ov
 
 from ..cache import KVSequence
-from ..checkpoint import Checkpoint, PairFiles, weights_size
 from ..faults import ModelError
 from ..messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
+from ..pair_files import Checkpoint, PairFiles, weights_size
 from ..profile import Invariance, ModelProfile, Properties
 from . import graph, kernels
 from .draft_head import fractions

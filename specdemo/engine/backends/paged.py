@@ -13,10 +13,10 @@ import numpy as np
 import openvino as ov
 
 from ..cache import CACHE_TOKENS, BlockPool, KVSequence
-from ..checkpoint import Checkpoint
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
+from ..pair_files import Checkpoint
 from . import attention, graph, kernels
 
 CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention

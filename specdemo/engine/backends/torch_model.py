@@ -15,10 +15,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
 from ..cache import CACHE_TOKENS, BlockPool, KVSequence
-from ..checkpoint import TORCH, Checkpoint
 from ..cost_model import CostModel
 from ..faults import BadInput, ModelError
 from ..messages import Logits, ModelSettings, Run
+from ..pair_files import TORCH, Checkpoint
 from .graph import last_line
 
 BLOCK_SIZE, BUFFER_SIZE = 32, 256  # tokens of a block, and of the smallest buffer

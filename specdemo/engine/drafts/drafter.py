@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..constraint import Allowed, Mask, forced, wait
+from ..constraint import AllowedTokens, Mask, forced, wait
 from ..messages import PREFILL_CHUNK, Draft, Forward, Proposal, Reply, Source
 from ..policy import EXPLORE_ROUNDS, MAX_DRAFT, Policy, RoundPlan
 from ..sampling import Sampling
@@ -79,7 +79,7 @@ class AdaptiveDrafter:
     """
 
     def __init__(
-        self, drafters: Sequence[TokenDrafter], policy: Policy, allowed: Allowed | None = None
+        self, drafters: Sequence[TokenDrafter], policy: Policy, allowed: AllowedTokens | None = None
     ):
         self.drafters = sorted(drafters, key=attrgetter("free"), reverse=True)
         self.policy = policy

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from specdemo.audit.report_page import ReportHeader
 from specdemo.bench.charts import as_data, by_prompt, wall_clock
 from specdemo.bench.decision import decide, users_row
 from specdemo.bench.prompts import read_prompts, spread
@@ -20,6 +19,7 @@ from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
+from specdemo.runs.report_page import ReportHeader
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json, summarize
 from specdemo.server.page.events import message

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from specdemo.convert import ir
+from specdemo.convert import model_files
 from specdemo.errors import BadInput, naming
 from specdemo.host import disk, hardware
 from specdemo.host.terminal import Report, size
@@ -110,7 +110,7 @@ class ModelMenu:
         from specdemo.pairs.loading import fetch_pair
 
         models = fetch_pair(_pair(chosen), report)
-        weights = sum(disk.file_size(model.folder / ir.WEIGHTS) for model in models)
+        weights = sum(disk.file_size(model.folder / model_files.WEIGHTS) for model in models)
         return hardware.available_bytes() > weights + WORKING_BYTES
 
     def open_session(self, chosen: ModelChoice, report: Report) -> Session:

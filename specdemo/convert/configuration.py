@@ -1,11 +1,7 @@
-"""The files of a model and its configuration, without importing OpenVINO. Each value that is used
-has a type and a range; others are not read."""
+"""The configuration in a model's files. Each value that is used has a type and a range; others are
+not read."""
 
-import hashlib
 import json
-import re
-from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -23,19 +19,8 @@ from specdemo.errors import BadInput, FetchError
 from specdemo.host.terminal import size
 from specdemo.options import wrong_parameter
 
-MODEL = "openvino_model.xml"
-WEIGHTS = "openvino_model.bin"
-HEAD = "openvino_head.xml"  # a draft head (`heads`)
-SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
-MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
-FURTHER_TEMPLATES = "additional_chat_templates"  # a folder, as transformers 5 saves them
 JSON_BYTES = 100_000_000
 ADDED_TOKENS = 10_000  # found in a text first; the tokenizers library prepares n in n² time
-GGUF_END = re.compile(r"(-\d{5}-of-(?P<count>\d{5}))?\.gguf$", re.I)
-
-_CONSTANT = re.compile(rb'<data element_type="(\w+)"[^>]* size="(\d+)"')
-_FORMATS = {"u4": "int4", "i4": "int4", "u8": "int8", "i8": "int8", "f16": "fp16"}
-
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # files write -1 for none
 
 
@@ -94,7 +79,7 @@ class RopeLimit(Configuration):
     original: int = named(*_ORIGINAL, **_TOKENS)
 
 
-class Ends(Configuration):
+class GenerationLimits(Configuration):
     """Where answers end. `context` and `original` context: tokens, 0 if they are not given."""
 
     eos_token_id: Annotated[
@@ -152,24 +137,14 @@ def is_eagle_head(config: dict[str, Any]) -> bool:
     return "eagle" in names.lower()
 
 
-def weight_format(model: Path) -> str:
-    """The format of most of an IR's weights, as `ModelChoice.weight_format` names it; "" if none
-    of these."""
-    totals: Counter[str] = Counter()
-    for kind, count in _CONSTANT.findall(model.read_bytes()):
-        totals[_FORMATS.get(kind.decode(), "")] += int(count)
-    [(most, _)] = totals.most_common(1) or [("", 0)]
-    return most
-
-
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
     """Stop ids and context limit (tokens, 0: not given) of a model. Raises FetchError, BadInput."""
     path, generation = folder / "config.json", folder / "generation_config.json"
     if not path.is_file():
         raise FetchError(f"There is no config.json in {folder}.")
-    config = Ends.of(read_json(path), path)
-    text = Ends.of(config.text_config, path) if config.text_config else config
-    ends = config, text, Ends.of(read_json(generation), generation)
+    config = GenerationLimits.of(read_json(path), path)
+    text = GenerationLimits.of(config.text_config, path) if config.text_config else config
+    ends = config, text, GenerationLimits.of(read_json(generation), generation)
     stop_ids = frozenset(id for part in ends for id in part.eos_token_id if id >= 0)
     return stop_ids, text.limit
 
@@ -197,39 +172,3 @@ def read_text(path: Path, limit: int = JSON_BYTES) -> str:
         raise FetchError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise FetchError(f"{path} is not UTF-8 text; fetch it again.") from error
-
-
-def fingerprint(source: Path) -> str:
-    """A hash of names, sizes and times of a folder's files, or of a GGUF file's parts. Raises
-    BadInput."""
-    total = hashlib.sha256(str(source.resolve()).encode())
-    files = gguf_parts(source) if source.is_file() else sorted(source.glob("*"))
-    for path in filter(Path.is_file, files):
-        status = path.stat()
-        total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return total.hexdigest()[:16]
-
-
-def gguf_parts(path: Path) -> list[Path]:
-    """The files of a model that is split into -00001-of-0000N.gguf; of others, the file itself.
-    Raises BadInput if one is missing."""
-    match = GGUF_END.search(path.name)
-    if not match or not match["count"]:
-        return [path]
-    stem, count, suffix = path.name[: match.start()], match["count"], path.suffix
-    files = []
-    for part in range(1, int(count) + 1):
-        files.append(path.with_name(f"{stem}-{part:05}-of-{count}{suffix}"))
-        if not files[-1].is_file():
-            why = f"is one part of {int(count)}; {files[-1].name} is not beside it"
-            raise BadInput(f"{path.name} {why}.")
-    return files
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is a GGUF file, by its name or its content."""
-    if path.suffix.lower() == ".gguf" or not path.is_file():
-        return path.is_file()
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(4) == b"GGUF"
-    return False

@@ -1,4 +1,4 @@
-"""python -m tools.load --pair NAME --visitors 32: measures a page under load, over its public
+"""python -m tools.load_test --pair NAME --visitors 32: measures a page under load, over its public
 endpoint /generate. The hostile tests ask with it."""
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ def at_rest(url: str) -> dict[str, Any]:
     """The figures of /health once no request is active, queued or held, or after 30 s."""
     for _ in range(300):
         health: dict[str, Any] = httpx.get(f"{url}/health", timeout=10).json()
-        if not health["active"] + health["queue"] + health["visitors"]:
+        if not health["active"] + health["queue"] + health["in_flight"]:
             break
         time.sleep(0.1)
     return health
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(command=load, name="tools.load"))
+    sys.exit(cli.main(command=load, name="tools.load_test"))
