@@ -327,7 +327,7 @@ KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 def codes():
     """The code for every instruction set, and where the compiler is installed that of plain C."""
     pytest.importorskip("llvmlite")
-    from specdemo.engine.backends.kernel_code import Kernels
+    from specdemo.engine.backends.kernel_code import Kernels, compiled
 
     texts = {vnni: kernels.text_path(vnni).read_text() for vnni in ("", *kernels.VNNI)}
     made = [
@@ -335,7 +335,7 @@ def codes():
     ]
     if importlib.util.find_spec("ziglang"):
         made.append(llvm_text("", "-mno-avx2"))
-    return [*map(Kernels, made)]
+    return [Kernels(compiled(text)) for text in made]
 
 
 def emulated(text: str) -> str:

@@ -331,6 +331,37 @@ def test_a_second_start_measures_nothing_and_goes_on_as_the_first(tiny_llama_pai
     assert second.token_ids == first.token_ids and second.identical
 
 
+def test_compiled_code_is_kept_and_made_anew_if_damaged_or_anothers():
+    made = []
+
+    def code(*key: str) -> bytes:
+        before = os.umask(0)  # others may write what is written
+        try:
+            return measured.kept_code(key, lambda: made.append(key) or repr(key).encode())
+        finally:
+            os.umask(before)
+
+    assert code("text", "1.0") == code("text", "1.0") == b"('text', '1.0')" and len(made) == 1
+    [file] = disk.measured_folder().iterdir()
+    whole = file.read_bytes()
+    for content in (b"", whole[:-1], whole[:-1] + b"?", whole + b"?"):
+        file.write_bytes(content)
+        assert code("text", "1.0") == b"('text', '1.0')" and file.read_bytes() == whole
+    assert len(made) == 5
+    file.chmod(0o666)
+    code("text", "1.0")
+    assert len(made) == 6 and not file.stat().st_mode & 0o022
+    assert code("text", "1.1") == b"('text', '1.1')", "of another version of the compiler"
+    assert code("text2", "1.0") == b"('text2', '1.0')"
+    other = next(path for path in file.parent.iterdir() if path != file)
+    file.write_bytes(other.read_bytes())
+    assert code("text", "1.0") == b"('text', '1.0')", "another key's"
+    assert measured.forget() == 3
+    file.parent.rmdir()
+    file.parent.write_text("a folder that cannot be written is no error")
+    assert code("text", "1.0") == b"('text', '1.0')"
+
+
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
     measured.write("profile", SUBJECT, MEASURED)
 

@@ -552,6 +552,36 @@ def test_what_one_run_did_not_check_the_next_one_waits_for(home, monkeypatch):
     assert hashed.is_set() and not list(home.rglob("*.unfinished"))
 
 
+def test_a_file_is_hashed_again_only_if_it_seems_changed_and_once_a_week(home, monkeypatch):
+    folder, hashed, sha256 = made(home / "exported" / "intact"), [], disk.sha256
+    files = {name: folder / name for name in configuration.read_json(folder / model_files.MANIFEST)}
+    monkeypatch.setattr(disk, "sha256", lambda path: hashed.append(path.name) or sha256(path))
+    now, ahead = time.time, 0.0
+    monkeypatch.setattr(hub.time, "time", lambda: now() + ahead)
+
+    def rehashed(after: float = 0.0) -> set[str]:
+        nonlocal ahead
+        ahead += after
+        hashed.clear()
+        assert hub.damaged(folder) == []
+        return set(hashed)
+
+    assert rehashed() == rehashed() == set(files), "a change in the same moment might not be seen"
+    assert rehashed(hub.CLOCK_SECONDS) == set(files) and rehashed() == set()
+    weights = files[model_files.WEIGHTS]
+    weights.write_bytes(weights.read_bytes())
+    os.utime(weights, ns=(0, 0))
+    assert rehashed(hub.CLOCK_SECONDS) == {model_files.WEIGHTS} and rehashed() == set()
+    shutil.copyfile(weights, home / "copy")
+    (home / "copy").replace(weights)
+    assert rehashed(hub.CLOCK_SECONDS) == {model_files.WEIGHTS} and rehashed() == set()
+    assert rehashed(hub.HASHED_SECONDS) == set(files) and rehashed(10.0) == set()
+    assert rehashed(-hub.HASHED_SECONDS / 2) == set(files), "the clock was set back"
+    ahead += hub.HASHED_SECONDS / 2
+    damage(folder)
+    assert hub.damaged(folder) == hub.damaged(folder) == [model_files.WEIGHTS]
+
+
 def test_a_file_that_cannot_be_read_for_a_moment_is_not_damaged(home, monkeypatch):
     folder = made(home / "exported" / "intact")
 

@@ -1,9 +1,12 @@
-"""Keeps measurements of this machine, one small JSON file per kind and subject. A file that is
-broken or changed, or of another machine or version of OpenVINO, counts as missing."""
+"""Keeps measurements of this machine, one small JSON file per kind and subject, and the compiled
+kernels. A file that is broken or changed, or of another machine or version of OpenVINO, counts as
+missing."""
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,9 +23,10 @@ from specdemo.host import disk, hardware
 
 Subject = Mapping[str, str | int]
 """What was measured: {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT},
-{"model": NAME}, or the `subject_of` files."""
+{"model": NAME}, {"folder": PATH}, or the `subject_of` files."""
 Value = TypeVar("Value")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
+SHA256_BYTES = 32
 VERSION = 15  # changes when figures get another meaning, such as the confidence of a source
 
 
@@ -56,8 +60,9 @@ class TuningResult:
 
 def read(name: str, subject: Subject, kind: type[Value]) -> Value | None:
     """The stored measurement `name` of a subject, None if there is none: "profile" (Profile),
-    "tuned" (TuningResult), "steps" (seconds of forwards of 1, 2, ... tokens of a model) or
-    "agreement" (another pair, and the share of equal choices)."""
+    "tuned" (TuningResult), "steps" (seconds of forwards of 1, 2, ... tokens of a model),
+    "agreement" (another pair, and the share of equal choices) or "hashed" (`hub.Hashed` by file
+    name)."""
     stored = _read(name, _path(name, subject), kind)
     return stored[1] if stored else None
 
@@ -66,6 +71,27 @@ def write(name: str, subject: Subject, value: object) -> None:
     content = {"about": subject, name: to_jsonable_python(value)}
     content["sha256"] = _checksum(content)
     disk.replace_file(_path(name, subject), json.dumps(content, indent=1).encode())
+
+
+def kept_code(key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
+    """The object file of a `key`, which `make` makes if none is kept. One that is damaged, or that
+    another user could have written, counts as missing, since a process runs it."""
+    digest = hashlib.sha256(repr(key).encode())
+    path = disk.measured_folder() / f"{digest.hexdigest()[:16]}.o"
+
+    def sealed(code: bytes) -> bytes:
+        return hashlib.sha256(digest.digest() + code).digest() + code
+
+    with suppress(OSError), open(path, "rb") as file:
+        status, content = os.fstat(file.fileno()), file.read()
+        own = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        if own and content == sealed(content[SHA256_BYTES:]):
+            return content[SHA256_BYTES:]
+    code = make()
+    with suppress(OSError), disk.replacing(path) as partial:
+        partial.write_bytes(sealed(code))
+        partial.chmod(0o644)  # whatever others may write by default
+    return code
 
 
 def profiles() -> Iterator[tuple[Subject, Profile]]:

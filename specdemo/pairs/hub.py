@@ -13,18 +13,19 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from huggingface_hub import constants
 
 from specdemo.convert import configuration, model_files
 from specdemo.convert.configuration import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
-from specdemo.host import disk
+from specdemo.host import disk, measured
 from specdemo.host.hardware import require_memory
 from specdemo.host.terminal import Meter, Report, silent
 from specdemo.host.threads import in_background
@@ -267,6 +268,17 @@ def _storage(repo: str, cache: str | Path = "") -> Path:
     return Path(cache or constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
+HASHED_SECONDS = 7 * 86_400.0  # after which a file that seems unchanged is hashed again
+CLOCK_SECONDS = 3.0  # in which two changes of a file may have the same time on some disks
+
+
+class Hashed(NamedTuple):
+    """A file had its known hash at `time` (seconds since 1970), in the `state` of its `_state`."""
+
+    state: str
+    time: float
+
+
 MODEL_SUFFIXES = {".xml", ".bin", ".npy", ".json"}  # of files that a manifest must name
 
 
@@ -307,7 +319,35 @@ def damaged(folder: Path) -> list[str]:
         hashes = _known_hashes(folder)
     except FetchError:
         return [model_files.MANIFEST]
-    return [name for name, digest in hashes.items() if _differs(folder / name, digest)]
+    subject = {"folder": str(folder)}
+    before = measured.read("hashed", subject, dict[str, Hashed]) or {}
+    names, after = [], dict[str, Hashed]()
+    for name, digest in hashes.items():
+        now, hashed = time.time(), before.get(name)
+        state = _state(folder / name, digest, now)
+        if hashed is None or hashed.state != state or not 0 <= now - hashed.time < HASHED_SECONDS:
+            if _differs(folder / name, digest):
+                names.append(name)
+                continue
+            hashed = Hashed(state, now)
+        if state:
+            after[name] = hashed
+    if after != before:
+        measured.write("hashed", subject, after)
+    return names
+
+
+def _state(path: Path, digest: str, now: float) -> str:
+    """What changes with the content of a file, or with its expected digest; "" if a further change
+    might not be seen, since the last one came just now."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ""
+    if now - max(stat.st_mtime, stat.st_ctime) < CLOCK_SECONDS:
+        return ""
+    times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"
+    return f"{digest} {stat.st_dev} {stat.st_ino} {stat.st_size} {times}"
 
 
 def _differs(path: Path, digest: str) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from specdemo.engine import pair_files
-from specdemo.engine.backends.kernels import plugin_properties
+from specdemo.engine.backends import kernels
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import Engine
 from specdemo.engine.messages import Round
@@ -63,6 +63,7 @@ class Session(AbstractContextManager["Session"]):
         if threads is None and hardware.processors() < hardware.visible_processors():
             threads = hardware.processors()  # OpenVINO does not know of a quota
         subject = measured.subject_of(loaded, threads)
+        kernels.keep_code = measured.kept_code
         profile = measured.read("profile", subject, Profile) or loaded.typical_profile or Profile()
         try:
             self.engine = Engine(
@@ -86,7 +87,7 @@ class Session(AbstractContextManager["Session"]):
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
-        return plugin_properties(self.engine.target(numerics).model.settings.properties)
+        return kernels.plugin_properties(self.engine.target(numerics).model.settings.properties)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -23,10 +23,10 @@ SWITCH_SECONDS = 1e-4
 
 
 class Kernels:
-    """The compiled code of an LLVM `text`, and threads that help with every job."""
+    """The code of an object `file`, and threads that help with every job."""
 
-    def __init__(self, text: str) -> None:
-        self._code = _functions(_compile(text))
+    def __init__(self, file: bytes) -> None:
+        self._code = _functions(file)
         self._board = np.zeros(NEXT + LINE_WORDS * MAX_THREADS, np.int64)
         self._board[THREADS] = 1
         self._board[NEXT:] = MAX_THREADS  # no part is left
@@ -81,24 +81,26 @@ class Kernels:
             wake.clear()
 
 
-def _compile(text: str) -> bytes:
-    """The object file of an LLVM text."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    binding.initialize_native_asmparser()
-    module = binding.parse_assembly(text)
-    machine = binding.Target.from_default_triple().create_target_machine(opt=3)
+def compiled(text: str) -> bytes:
+    """The object file of an LLVM text. Takes a second."""
+    machine, module = _machine(opt=3), binding.parse_assembly(text)
     options = binding.create_pipeline_tuning_options(speed_level=2)
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
     return bytes(machine.emit_object(module))
 
 
-def _functions(compiled: bytes) -> dict[str, Any]:
+def _machine(**options: int) -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
+    return binding.Target.from_default_triple().create_target_machine(**options)
+
+
+def _functions(file: bytes) -> dict[str, Any]:
     """The functions of an object file, and "engine", which keeps their code."""
-    machine = binding.Target.from_default_triple().create_target_machine()
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(file))
     engine.finalize_object()
     made = {"engine": engine}
     # To let Python run meanwhile takes longer than a segment for few rows.

@@ -9,10 +9,11 @@ the number of rows, threads and requests is.
 
 import importlib.util
 import os
-from collections.abc import Iterable
+import platform
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import addressof, c_char
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ def _features() -> dict[str, bool]:
     return features
 
 
+def keep_code(key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
+    """The object file of a `key`, made now. To be replaced by a function that keeps it on disk."""
+    return make()
+
+
 @cache
 def compiling() -> Future[Any]:
     """The `kernel_code.Kernels` of this process, once they are compiled, which takes a second."""
@@ -118,9 +124,14 @@ def compiling() -> Future[Any]:
 
 
 def _compiled() -> Any:
-    from .kernel_code import Kernels
+    import llvmlite
 
-    return Kernels(text_path(vnni()).read_text("ascii"))
+    from .kernel_code import Kernels, compiled
+
+    text = text_path(vnni()).read_text("ascii")
+    features = ",".join(name for name, has in _features().items() if has)
+    key = text, llvmlite.__version__, platform.machine(), features
+    return Kernels(keep_code(key, partial(compiled, text)))
 
 
 def shared() -> Any:
