@@ -808,15 +808,42 @@ def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, m
     results = []
     for more in ((), (KERNELS,)):
         model = PagedModel(tiny_llama_pair.target, ModelSettings(properties=(*properties, *more)))
-        text = text_of(model, 100)
+        text = text_of(model, 600)
         with model.new_sequence() as sequence:
             rows = [model.forward([Run(sequence, text[:62], 62)])[0].rows.copy()]
-            for begin, size in ((62, 1), (63, 1), (64, 1), (65, 30), (95, 5)):
+            pieces = (62, 1), (63, 1), (64, 1), (65, 30), (95, 5), (100, 200), (300, 299), (599, 1)
+            for begin, size in pieces:
                 run = Run(sequence, text[begin : begin + size], size, stepwise=True)
                 rows.append(model.forward([run])[0].rows.copy())
         results.append(np.concatenate(rows))
     assert len(model.attention) == 2
     assert np.abs(results[0] - results[1]).max() < 2e-3 * np.abs(results[0]).max()
+
+
+@pytest.mark.parametrize("window", [attention.ALL_TOKENS, 40])
+def test_attention_has_the_same_bits_whatever_the_rows_threads_and_requests(
+    code, tiny_llama_pair, window
+):
+    """Over parts of the context that threads share; rows begin to read in different ones."""
+    model = PagedModel(tiny_llama_pair.target, OWN)
+    for layer in model.attention:
+        layer.description[4] = window
+    text, found = text_of(model, 310), set()
+    with model.new_sequence() as other:
+        model.forward([Run(other, text[:300], 0)])
+        for size, threads, beside in ((1, 2, 0), (8, 2, 0), (7, 2, 3), (64, 4, 2)):
+            code.start(threads)
+            rows = []
+            with model.new_sequence() as sequence:
+                model.forward([Run(sequence, text[:240], 0)])
+                while sequence.length < 304:
+                    piece = text[sequence.length : sequence.length + size]
+                    batch = [Run(other, text[:beside], 1)] if beside else []
+                    batch.append(Run(sequence, piece, len(piece), stepwise=True))
+                    rows.append(model.forward(batch)[-1].rows.copy())
+                    other.truncate(300)
+            found.add(np.concatenate(rows)[:64].tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("instructions", ["VNNI", "AVX2"])

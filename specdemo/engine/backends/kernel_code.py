@@ -13,7 +13,7 @@ from llvmlite import binding
 from .tiles import LINE_BYTES, lines
 
 MAX_THREADS, LINE_WORDS = 256, LINE_BYTES // 8
-THREADS, NEXT = LINE_WORDS, 5 * LINE_WORDS  # indices of `threads` and `next` in struct board
+THREADS, NEXT = LINE_WORDS, 6 * LINE_WORDS  # indices of `threads` and `next` in struct board
 
 BRIEF_ROWS, BRIEF_STEPS = 16, 64  # up to here Python waits for a segment
 

@@ -2,19 +2,21 @@ target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i64:64-i128:128-f80:
 
 %struct.board = type { %struct.line, %struct.line, %struct.line, %union.job, i64, i64, [6 x i64], [0 x %struct.line] }
 %struct.line = type { i64, [7 x i64] }
-%union.job = type { [8 x i64] }
+%union.job = type { [16 x i64] }
 %struct.step = type { i64, i64, i64, i64, i64, i64, i64 }
 %struct.anon = type { ptr, ptr, ptr, ptr, ptr, i64 }
 %struct.matrix = type { ptr, ptr, ptr, i64, i64, i64, i64, i64, i64, i64 }
-%struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, ptr, i64 }
-%struct.attention = type { i64, i64, i64, i64, i64, ptr, ptr }
+%struct.anon.0 = type { ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64, i64 }
 %struct.anon.1 = type { ptr, ptr, ptr, ptr, i64 }
 %struct.anon.2 = type { ptr, ptr, i64 }
-%struct.sums = type { float, <8 x float>, [32 x float] }
+%struct.attention = type { i64, i64, i64, i64, i64, ptr, ptr }
+%struct.block = type { ptr, ptr, ptr, ptr, i64, float, i64, i64 }
 
 @JOB_FUNCTIONS = internal constant [10 x ptr] [ptr @matmul, ptr @attend, ptr @round4, ptr @round8, ptr @swish_all, ptr @gelu_all, ptr @erf_gelu_all, ptr @relu_all, ptr @square_all, ptr @log_sum_exp], align 16
 @TILES = internal constant [2 x [2 x [5 x ptr]]] [[2 x [5 x ptr]] [[5 x ptr] [ptr null, ptr @tile_4_1_NO_AHEAD, ptr @tile_4_2_NEAR, ptr null, ptr null], [5 x ptr] [ptr null, ptr null, ptr @tile_4_2_FAR, ptr @tile_4_3_FAR, ptr @tile_4_4_FAR]], [2 x [5 x ptr]] [[5 x ptr] [ptr null, ptr @tile_8_1_NO_AHEAD, ptr @tile_8_2_NEAR, ptr null, ptr null], [5 x ptr] [ptr null, ptr null, ptr @tile_8_2_FAR, ptr @tile_8_3_FAR, ptr @tile_8_4_FAR]]], align 16
-@ATTEND_FUNCTIONS = internal constant [5 x ptr] [ptr null, ptr @attend_1, ptr @attend_2, ptr @attend_3, ptr @attend_4], align 16
+@partials = internal global [262144 x float] zeroinitializer, align 16
+@parts_left = internal global [1024 x i64] zeroinitializer, align 16
+@BLOCK_FUNCTIONS = internal constant [5 x ptr] [ptr null, ptr @add_block_1, ptr @add_block_2, ptr @add_block_3, ptr @add_block_4], align 16
 @exponential.series = internal constant [6 x float] [float 0x3F81111120000000, float 0x3FA5555560000000, float 0x3FC5555560000000, float 5.000000e-01, float 1.000000e+00, float 1.000000e+00], align 16
 @erf_gelu.series = internal constant [4 x float] [float 0xBFF7401C60000000, float 0x3FF6BE1C60000000, float 0xBFD23531C0000000, float 0x3FD04F20C0000000], align 16
 
@@ -36,7 +38,7 @@ define dso_local void @help(ptr noundef %0, i64 noundef %1) #0 {
 10:
   %11 = load ptr, ptr %3, align 8
   %12 = load i64, ptr %4, align 8
-  %13 = call i64 @compute_parts(ptr noundef %11, i64 noundef %12) #11
+  %13 = call i64 @compute_parts(ptr noundef %11, i64 noundef %12) #13
   %14 = icmp sgt i64 %13, 0
   br i1 %14, label %15, label %16
 
@@ -45,11 +47,11 @@ define dso_local void @help(ptr noundef %0, i64 noundef %1) #0 {
   br label %7, !llvm.loop !3
 
 16:
-  call void @pause() #11
+  call void @pause() #13
   %17 = load ptr, ptr %3, align 8
   %18 = getelementptr inbounds nuw %struct.board, ptr %17, i32 0, i32 2
   %19 = getelementptr inbounds nuw %struct.line, ptr %18, i32 0, i32 0
-  %20 = call i64 @load(ptr noundef %19) #11
+  %20 = call i64 @load(ptr noundef %19) #13
   %21 = icmp eq i64 %20, 0
   %22 = zext i1 %21 to i32
   store i32 %22, ptr %6, align 4
@@ -64,7 +66,7 @@ define dso_local void @help(ptr noundef %0, i64 noundef %1) #0 {
   br i1 %28, label %29, label %31
 
 29:
-  %30 = call i32 @sched_yield() #11
+  %30 = call i32 @sched_yield() #13
   br label %31
 
 31:
@@ -134,7 +136,7 @@ define internal i64 @compute_parts(ptr noundef %0, i64 noundef %1) #0 {
 
 38:
   %39 = load ptr, ptr %9, align 8
-  %40 = call i64 @load(ptr noundef %39) #11
+  %40 = call i64 @load(ptr noundef %39) #13
   %41 = icmp slt i64 %40, 4
   br i1 %41, label %42, label %48
 
@@ -187,7 +189,7 @@ define internal i64 @compute_parts(ptr noundef %0, i64 noundef %1) #0 {
   %79 = mul nsw i64 %76, %78
   %80 = load i64, ptr %15, align 8
   %81 = sdiv i64 %79, %80
-  call void %64(ptr noundef %66, i64 noundef %73, i64 noundef %81) #11
+  call void %64(ptr noundef %66, i64 noundef %73, i64 noundef %81) #13
   %82 = load i64, ptr %6, align 8
   %83 = add nsw i64 %82, 1
   store i64 %83, ptr %6, align 8
@@ -362,7 +364,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %85 = load i64, ptr %84, align 8
   %86 = load i64, ptr %17, align 8
   %87 = trunc i64 %86 to i32
-  call void @norm(ptr noundef %74, ptr noundef %75, i64 noundef %82, i64 noundef %85, i32 noundef %87, i32 noundef 0) #11
+  call void @norm(ptr noundef %74, ptr noundef %75, i64 noundef %82, i64 noundef %85, i32 noundef %87, i32 noundef 0) #13
   br label %232
 
 88:
@@ -380,7 +382,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %100 = load i64, ptr %99, align 8
   %101 = load i64, ptr %17, align 8
   %102 = trunc i64 %101 to i32
-  call void @norm(ptr noundef %89, ptr noundef %90, i64 noundef %97, i64 noundef %100, i32 noundef %102, i32 noundef 1) #11
+  call void @norm(ptr noundef %89, ptr noundef %90, i64 noundef %97, i64 noundef %100, i32 noundef %102, i32 noundef 1) #13
   br label %232
 
 103:
@@ -390,7 +392,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %107 = load i64, ptr %10, align 8
   %108 = load i64, ptr %16, align 8
   %109 = load i64, ptr %17, align 8
-  call void @add(ptr noundef %104, ptr noundef %105, ptr noundef %106, i64 noundef %107, i64 noundef %108, i64 noundef %109) #11
+  call void @add(ptr noundef %104, ptr noundef %105, ptr noundef %106, i64 noundef %107, i64 noundef %108, i64 noundef %109) #13
   br label %232
 
 110:
@@ -400,7 +402,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %114 = load i64, ptr %10, align 8
   %115 = load i64, ptr %16, align 8
   %116 = load i64, ptr %17, align 8
-  call void @multiply(ptr noundef %111, ptr noundef %112, ptr noundef %113, i64 noundef %114, i64 noundef %115, i64 noundef %116) #11
+  call void @multiply(ptr noundef %111, ptr noundef %112, ptr noundef %113, i64 noundef %114, i64 noundef %115, i64 noundef %116) #13
   br label %232
 
 117:
@@ -416,7 +418,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %127 = load i64, ptr %10, align 8
   %128 = load i64, ptr %16, align 8
   %129 = load i64, ptr %17, align 8
-  call void @rotate(ptr noundef %118, ptr noundef %119, ptr noundef %120, ptr noundef %126, i64 noundef %127, i64 noundef %128, i64 noundef %129) #11
+  call void @rotate(ptr noundef %118, ptr noundef %119, ptr noundef %120, ptr noundef %126, i64 noundef %127, i64 noundef %128, i64 noundef %129) #13
   br label %232
 
 130:
@@ -433,7 +435,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %141 = getelementptr inbounds ptr, ptr %140, i64 2
   %142 = load ptr, ptr %141, align 8
   %143 = load i64, ptr %10, align 8
-  call void @store(ptr noundef %131, ptr noundef %132, ptr noundef %133, ptr noundef %136, ptr noundef %139, ptr noundef %142, i64 noundef %143) #11
+  call void @store(ptr noundef %131, ptr noundef %132, ptr noundef %133, ptr noundef %136, ptr noundef %139, ptr noundef %142, i64 noundef %143) #13
   br label %232
 
 144:
@@ -498,11 +500,11 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %188 = load i64, ptr %10, align 8
   %189 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 6
   store i64 %188, ptr %189, align 8
-  %190 = load i64, ptr %10, align 8
-  %191 = load ptr, ptr %19, align 8
-  %192 = getelementptr inbounds nuw %struct.attention, ptr %191, i32 0, i32 1
+  %190 = load ptr, ptr %6, align 8
+  %191 = getelementptr inbounds nuw %struct.board, ptr %190, i32 0, i32 1
+  %192 = getelementptr inbounds nuw %struct.line, ptr %191, i32 0, i32 0
   %193 = load i64, ptr %192, align 8
-  %194 = mul nsw i64 %190, %193
+  %194 = call i64 @plan_attention(ptr noundef %20, i64 noundef %193) #13
   store i64 %194, ptr %21, align 8
   br label %226
 
@@ -559,7 +561,7 @@ define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr n
   %229 = load ptr, ptr %11, align 8
   %230 = getelementptr inbounds nuw %struct.step, ptr %229, i32 0, i32 0
   %231 = load i64, ptr %230, align 8
-  call void @share(ptr noundef %227, ptr noundef %20, i64 noundef %228, i64 noundef %231) #11
+  call void @share(ptr noundef %227, ptr noundef %20, i64 noundef %228, i64 noundef %231) #13
   br label %232
 
 232:
@@ -635,7 +637,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %41 = load ptr, ptr %14, align 8
   %42 = load i64, ptr %17, align 8
   %43 = getelementptr inbounds float, ptr %41, i64 %42
-  %44 = call <8 x float> @read(ptr noundef %43) #11
+  %44 = call <8 x float> @read(ptr noundef %43) #13
   %45 = load <8 x float>, ptr %15, align 32
   %46 = fadd <8 x float> %45, %44
   store <8 x float> %46, ptr %15, align 32
@@ -649,7 +651,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
 
 50:
   %51 = load <8 x float>, ptr %15, align 32
-  %52 = call float @sum(<8 x float> noundef %51) #11
+  %52 = call float @sum(<8 x float> noundef %51) #13
   %53 = load i64, ptr %10, align 8
   %54 = sitofp i64 %53 to float
   %55 = fdiv float %52, %54
@@ -672,14 +674,14 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %64 = load ptr, ptr %14, align 8
   %65 = load i64, ptr %18, align 8
   %66 = getelementptr inbounds float, ptr %64, i64 %65
-  %67 = call <8 x float> @read(ptr noundef %66) #11
+  %67 = call <8 x float> @read(ptr noundef %66) #13
   %68 = load <8 x float>, ptr %15, align 32
   %69 = fsub <8 x float> %67, %68
   store <8 x float> %69, ptr %19, align 32
   %70 = load <8 x float>, ptr %19, align 32
   %71 = load <8 x float>, ptr %19, align 32
   %72 = load <8 x float>, ptr %16, align 32
-  %73 = call <8 x float> @fused(<8 x float> noundef %70, <8 x float> noundef %71, <8 x float> noundef %72) #11
+  %73 = call <8 x float> @fused(<8 x float> noundef %70, <8 x float> noundef %71, <8 x float> noundef %72) #13
   store <8 x float> %73, ptr %16, align 32
   br label %74
 
@@ -691,7 +693,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
 
 77:
   %78 = load <8 x float>, ptr %16, align 32
-  %79 = call float @sum(<8 x float> noundef %78) #11
+  %79 = call float @sum(<8 x float> noundef %78) #13
   %80 = load i64, ptr %10, align 8
   %81 = sitofp i64 %80 to float
   %82 = fdiv float %79, %81
@@ -720,14 +722,14 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %98 = load ptr, ptr %14, align 8
   %99 = load i64, ptr %22, align 8
   %100 = getelementptr inbounds float, ptr %98, i64 %99
-  %101 = call <8 x float> @read(ptr noundef %100) #11
+  %101 = call <8 x float> @read(ptr noundef %100) #13
   %102 = load <8 x float>, ptr %15, align 32
   %103 = fsub <8 x float> %101, %102
   %104 = load float, ptr %21, align 4
   %105 = insertelement <8 x float> poison, float %104, i64 0
   %106 = shufflevector <8 x float> %105, <8 x float> poison, <8 x i32> zeroinitializer
   %107 = fmul <8 x float> %103, %106
-  call void @write(ptr noundef %97, <8 x float> noundef %107) #11
+  call void @write(ptr noundef %97, <8 x float> noundef %107) #13
   br label %108
 
 108:
@@ -793,7 +795,7 @@ define internal void @add(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 no
   %30 = getelementptr inbounds float, ptr %26, i64 %29
   %31 = load i64, ptr %14, align 8
   %32 = getelementptr inbounds float, ptr %30, i64 %31
-  %33 = call <8 x float> @read(ptr noundef %32) #11
+  %33 = call <8 x float> @read(ptr noundef %32) #13
   store <8 x float> %33, ptr %15, align 32
   %34 = load ptr, ptr %7, align 8
   %35 = load i64, ptr %13, align 8
@@ -809,10 +811,10 @@ define internal void @add(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 no
   %45 = getelementptr inbounds float, ptr %41, i64 %44
   %46 = load i64, ptr %14, align 8
   %47 = getelementptr inbounds float, ptr %45, i64 %46
-  %48 = call <8 x float> @read(ptr noundef %47) #11
+  %48 = call <8 x float> @read(ptr noundef %47) #13
   %49 = load <8 x float>, ptr %15, align 32
   %50 = fadd <8 x float> %48, %49
-  call void @write(ptr noundef %40, <8 x float> noundef %50) #11
+  call void @write(ptr noundef %40, <8 x float> noundef %50) #13
   br label %51
 
 51:
@@ -877,7 +879,7 @@ define internal void @multiply(ptr noundef %0, ptr noundef %1, ptr noundef %2, i
   %30 = getelementptr inbounds float, ptr %26, i64 %29
   %31 = load i64, ptr %14, align 8
   %32 = getelementptr inbounds float, ptr %30, i64 %31
-  %33 = call <8 x float> @read(ptr noundef %32) #11
+  %33 = call <8 x float> @read(ptr noundef %32) #13
   store <8 x float> %33, ptr %15, align 32
   %34 = load ptr, ptr %7, align 8
   %35 = load i64, ptr %13, align 8
@@ -893,10 +895,10 @@ define internal void @multiply(ptr noundef %0, ptr noundef %1, ptr noundef %2, i
   %45 = getelementptr inbounds float, ptr %41, i64 %44
   %46 = load i64, ptr %14, align 8
   %47 = getelementptr inbounds float, ptr %45, i64 %46
-  %48 = call <8 x float> @read(ptr noundef %47) #11
+  %48 = call <8 x float> @read(ptr noundef %47) #13
   %49 = load <8 x float>, ptr %15, align 32
   %50 = fmul <8 x float> %48, %49
-  call void @write(ptr noundef %40, <8 x float> noundef %50) #11
+  call void @write(ptr noundef %40, <8 x float> noundef %50) #13
   br label %51
 
 51:
@@ -1016,12 +1018,12 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %73 = load ptr, ptr %22, align 8
   %74 = load i64, ptr %24, align 8
   %75 = getelementptr inbounds float, ptr %73, i64 %74
-  %76 = call <8 x float> @read(ptr noundef %75) #11
+  %76 = call <8 x float> @read(ptr noundef %75) #13
   store <8 x float> %76, ptr %25, align 32
   %77 = load ptr, ptr %23, align 8
   %78 = load i64, ptr %24, align 8
   %79 = getelementptr inbounds float, ptr %77, i64 %78
-  %80 = call <8 x float> @read(ptr noundef %79) #11
+  %80 = call <8 x float> @read(ptr noundef %79) #13
   store <8 x float> %80, ptr %26, align 32
   %81 = load ptr, ptr %8, align 8
   %82 = load i64, ptr %21, align 8
@@ -1032,16 +1034,16 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %87 = load ptr, ptr %19, align 8
   %88 = load i64, ptr %24, align 8
   %89 = getelementptr inbounds float, ptr %87, i64 %88
-  %90 = call <8 x float> @read(ptr noundef %89) #11
+  %90 = call <8 x float> @read(ptr noundef %89) #13
   %91 = load <8 x float>, ptr %26, align 32
   %92 = fneg <8 x float> %91
   %93 = load ptr, ptr %20, align 8
   %94 = load i64, ptr %24, align 8
   %95 = getelementptr inbounds float, ptr %93, i64 %94
-  %96 = call <8 x float> @read(ptr noundef %95) #11
+  %96 = call <8 x float> @read(ptr noundef %95) #13
   %97 = fmul <8 x float> %92, %96
-  %98 = call <8 x float> @fused(<8 x float> noundef %86, <8 x float> noundef %90, <8 x float> noundef %97) #11
-  call void @write(ptr noundef %85, <8 x float> noundef %98) #11
+  %98 = call <8 x float> @fused(<8 x float> noundef %86, <8 x float> noundef %90, <8 x float> noundef %97) #13
+  call void @write(ptr noundef %85, <8 x float> noundef %98) #13
   %99 = load ptr, ptr %8, align 8
   %100 = load i64, ptr %21, align 8
   %101 = getelementptr inbounds float, ptr %99, i64 %100
@@ -1055,17 +1057,17 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %109 = getelementptr inbounds float, ptr %107, i64 %108
   %110 = load i64, ptr %24, align 8
   %111 = getelementptr inbounds float, ptr %109, i64 %110
-  %112 = call <8 x float> @read(ptr noundef %111) #11
+  %112 = call <8 x float> @read(ptr noundef %111) #13
   %113 = load <8 x float>, ptr %25, align 32
   %114 = load ptr, ptr %20, align 8
   %115 = load i64, ptr %17, align 8
   %116 = getelementptr inbounds float, ptr %114, i64 %115
   %117 = load i64, ptr %24, align 8
   %118 = getelementptr inbounds float, ptr %116, i64 %117
-  %119 = call <8 x float> @read(ptr noundef %118) #11
+  %119 = call <8 x float> @read(ptr noundef %118) #13
   %120 = fmul <8 x float> %113, %119
-  %121 = call <8 x float> @fused(<8 x float> noundef %106, <8 x float> noundef %112, <8 x float> noundef %120) #11
-  call void @write(ptr noundef %105, <8 x float> noundef %121) #11
+  %121 = call <8 x float> @fused(<8 x float> noundef %106, <8 x float> noundef %112, <8 x float> noundef %120) #13
+  call void @write(ptr noundef %105, <8 x float> noundef %121) #13
   br label %122
 
 122:
@@ -1310,7 +1312,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %86 = getelementptr inbounds float, ptr %84, i64 %85
   %87 = load i64, ptr %23, align 8
   %88 = getelementptr inbounds float, ptr %86, i64 %87
-  %89 = call <8 x float> @read(ptr noundef %88) #11
+  %89 = call <8 x float> @read(ptr noundef %88) #13
   %90 = fptrunc <8 x float> %89 to <8 x half>
   store <8 x half> %90, ptr %24, align 16
   %91 = load <8 x half>, ptr %24, align 16
@@ -1331,7 +1333,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %105 = getelementptr inbounds float, ptr %103, i64 %104
   %106 = load i64, ptr %23, align 8
   %107 = getelementptr inbounds float, ptr %105, i64 %106
-  %108 = call <8 x float> @read(ptr noundef %107) #11
+  %108 = call <8 x float> @read(ptr noundef %107) #13
   %109 = fptrunc <8 x float> %108 to <8 x half>
   store <8 x half> %109, ptr %25, align 16
   store i32 0, ptr %26, align 4
@@ -1399,6 +1401,214 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   ret void
 }
 
+define internal i64 @plan_attention(ptr noundef %0, i64 noundef %1) #0 {
+  %3 = alloca ptr, align 8
+  %4 = alloca i64, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca i64, align 8
+  %8 = alloca i64, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i64, align 8
+  %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  store ptr %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  %17 = load ptr, ptr %3, align 8
+  %18 = getelementptr inbounds nuw %struct.anon.0, ptr %17, i32 0, i32 0
+  %19 = load ptr, ptr %18, align 8
+  store ptr %19, ptr %5, align 8
+  %20 = load ptr, ptr %3, align 8
+  %21 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 6
+  %22 = load i64, ptr %21, align 8
+  store i64 %22, ptr %6, align 8
+  %23 = load i64, ptr %4, align 8
+  %24 = mul nsw i64 4, %23
+  store i64 %24, ptr %7, align 8
+  %25 = load ptr, ptr %5, align 8
+  %26 = getelementptr inbounds nuw %struct.attention, ptr %25, i32 0, i32 0
+  %27 = load i64, ptr %26, align 8
+  %28 = load ptr, ptr %5, align 8
+  %29 = getelementptr inbounds nuw %struct.attention, ptr %28, i32 0, i32 1
+  %30 = load i64, ptr %29, align 8
+  %31 = sdiv i64 %27, %30
+  store i64 %31, ptr %8, align 8
+  %32 = load i64, ptr %8, align 8
+  %33 = sdiv i64 64, %32
+  %34 = call i64 @larger(i64 noundef %33, i64 noundef 1) #13
+  %35 = load i64, ptr %6, align 8
+  %36 = call i64 @smaller(i64 noundef %35, i64 noundef 8) #13
+  %37 = call i64 @smaller(i64 noundef %34, i64 noundef %36) #13
+  store i64 %37, ptr %9, align 8
+  store i64 0, ptr %10, align 8
+  store i64 0, ptr %11, align 8
+  br label %38
+
+38:
+  %39 = load i64, ptr %11, align 8
+  %40 = load i64, ptr %6, align 8
+  %41 = icmp slt i64 %39, %40
+  br i1 %41, label %42, label %55
+
+42:
+  %43 = load i64, ptr %10, align 8
+  %44 = load ptr, ptr %3, align 8
+  %45 = getelementptr inbounds nuw %struct.anon.0, ptr %44, i32 0, i32 2
+  %46 = load ptr, ptr %45, align 8
+  %47 = load i64, ptr %11, align 8
+  %48 = getelementptr inbounds i32, ptr %46, i64 %47
+  %49 = load i32, ptr %48, align 4
+  %50 = sext i32 %49 to i64
+  %51 = call i64 @larger(i64 noundef %43, i64 noundef %50) #13
+  store i64 %51, ptr %10, align 8
+  br label %52
+
+52:
+  %53 = load i64, ptr %11, align 8
+  %54 = add nsw i64 %53, 1
+  store i64 %54, ptr %11, align 8
+  br label %38, !llvm.loop !26
+
+55:
+  %56 = load i64, ptr %10, align 8
+  %57 = sdiv i64 %56, 256
+  %58 = add nsw i64 %57, 1
+  store i64 %58, ptr %12, align 8
+  %59 = load i64, ptr %6, align 8
+  %60 = load i64, ptr %9, align 8
+  %61 = add nsw i64 %59, %60
+  %62 = sub nsw i64 %61, 1
+  %63 = load i64, ptr %9, align 8
+  %64 = sdiv i64 %62, %63
+  %65 = load ptr, ptr %5, align 8
+  %66 = getelementptr inbounds nuw %struct.attention, ptr %65, i32 0, i32 1
+  %67 = load i64, ptr %66, align 8
+  %68 = mul nsw i64 %64, %67
+  store i64 %68, ptr %13, align 8
+  store i64 1, ptr %14, align 8
+  %69 = load i64, ptr %13, align 8
+  %70 = load i64, ptr %9, align 8
+  %71 = mul nsw i64 %69, %70
+  %72 = load i64, ptr %8, align 8
+  %73 = mul nsw i64 %71, %72
+  %74 = load i64, ptr %12, align 8
+  %75 = mul nsw i64 %73, %74
+  store i64 %75, ptr %15, align 8
+  %76 = load i64, ptr %13, align 8
+  %77 = load i64, ptr %7, align 8
+  %78 = call i64 @smaller(i64 noundef %77, i64 noundef 1024) #13
+  %79 = icmp slt i64 %76, %78
+  br i1 %79, label %80, label %90
+
+80:
+  %81 = load i64, ptr %15, align 8
+  %82 = load ptr, ptr %5, align 8
+  %83 = getelementptr inbounds nuw %struct.attention, ptr %82, i32 0, i32 2
+  %84 = load i64, ptr %83, align 8
+  %85 = add nsw i64 16, %84
+  %86 = mul nsw i64 %81, %85
+  %87 = icmp sle i64 %86, 262144
+  br i1 %87, label %88, label %90
+
+88:
+  %89 = load i64, ptr %12, align 8
+  store i64 %89, ptr %14, align 8
+  br label %90
+
+90:
+  %91 = load i64, ptr %14, align 8
+  %92 = icmp sgt i64 %91, 1
+  br i1 %92, label %93, label %106
+
+93:
+  store i64 0, ptr %16, align 8
+  br label %94
+
+94:
+  %95 = load i64, ptr %16, align 8
+  %96 = load i64, ptr %13, align 8
+  %97 = icmp slt i64 %95, %96
+  br i1 %97, label %98, label %105
+
+98:
+  %99 = load i64, ptr %14, align 8
+  %100 = load i64, ptr %16, align 8
+  %101 = getelementptr inbounds [1024 x i64], ptr @parts_left, i64 0, i64 %100
+  store i64 %99, ptr %101, align 8
+  br label %102
+
+102:
+  %103 = load i64, ptr %16, align 8
+  %104 = add nsw i64 %103, 1
+  store i64 %104, ptr %16, align 8
+  br label %94, !llvm.loop !27
+
+105:
+  br label %106
+
+106:
+  br label %107
+
+107:
+  %108 = load i64, ptr %14, align 8
+  %109 = icmp eq i64 %108, 1
+  br i1 %109, label %110, label %117
+
+110:
+  %111 = load i64, ptr %9, align 8
+  %112 = icmp sgt i64 %111, 1
+  br i1 %112, label %113, label %117
+
+113:
+  %114 = load i64, ptr %13, align 8
+  %115 = load i64, ptr %7, align 8
+  %116 = icmp slt i64 %114, %115
+  br label %117
+
+117:
+  %118 = phi i1 [ false, %110 ], [ false, %107 ], [ %116, %113 ]
+  br i1 %118, label %119, label %132
+
+119:
+  %120 = load i64, ptr %9, align 8
+  %121 = sdiv i64 %120, 2
+  store i64 %121, ptr %9, align 8
+  %122 = load i64, ptr %6, align 8
+  %123 = load i64, ptr %9, align 8
+  %124 = add nsw i64 %122, %123
+  %125 = sub nsw i64 %124, 1
+  %126 = load i64, ptr %9, align 8
+  %127 = sdiv i64 %125, %126
+  %128 = load ptr, ptr %5, align 8
+  %129 = getelementptr inbounds nuw %struct.attention, ptr %128, i32 0, i32 1
+  %130 = load i64, ptr %129, align 8
+  %131 = mul nsw i64 %127, %130
+  store i64 %131, ptr %13, align 8
+  br label %107, !llvm.loop !28
+
+132:
+  %133 = load i64, ptr %9, align 8
+  %134 = load ptr, ptr %3, align 8
+  %135 = getelementptr inbounds nuw %struct.anon.0, ptr %134, i32 0, i32 7
+  store i64 %133, ptr %135, align 8
+  %136 = load i64, ptr %12, align 8
+  %137 = load ptr, ptr %3, align 8
+  %138 = getelementptr inbounds nuw %struct.anon.0, ptr %137, i32 0, i32 8
+  store i64 %136, ptr %138, align 8
+  %139 = load i64, ptr %14, align 8
+  %140 = load ptr, ptr %3, align 8
+  %141 = getelementptr inbounds nuw %struct.anon.0, ptr %140, i32 0, i32 9
+  store i64 %139, ptr %141, align 8
+  %142 = load i64, ptr %13, align 8
+  %143 = load i64, ptr %14, align 8
+  %144 = mul nsw i64 %142, %143
+  ret i64 %144
+}
+
 define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 noundef %3) #0 {
   %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
@@ -1422,7 +1632,7 @@ define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 
   %19 = load ptr, ptr %5, align 8
   %20 = getelementptr inbounds nuw %struct.board, ptr %19, i32 0, i32 3
   %21 = load ptr, ptr %6, align 8
-  call void @llvm.memcpy.p0.p0.i64(ptr align 8 %20, ptr align 8 %21, i64 64, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr align 8 %20, ptr align 8 %21, i64 128, i1 false)
   %22 = load i64, ptr %7, align 8
   %23 = load ptr, ptr %5, align 8
   %24 = getelementptr inbounds nuw %struct.board, ptr %23, i32 0, i32 4
@@ -1465,26 +1675,26 @@ define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 
   %48 = load i64, ptr %12, align 8
   %49 = add nsw i64 %48, 1
   store i64 %49, ptr %12, align 8
-  br label %34, !llvm.loop !26
+  br label %34, !llvm.loop !29
 
 50:
   %51 = load ptr, ptr %5, align 8
-  %52 = call i64 @compute_parts(ptr noundef %51, i64 noundef 0) #11
+  %52 = call i64 @compute_parts(ptr noundef %51, i64 noundef 0) #13
   br label %53
 
 53:
   %54 = load ptr, ptr %5, align 8
   %55 = getelementptr inbounds nuw %struct.board, ptr %54, i32 0, i32 0
   %56 = getelementptr inbounds nuw %struct.line, ptr %55, i32 0, i32 0
-  %57 = call i64 @load(ptr noundef %56) #11
+  %57 = call i64 @load(ptr noundef %56) #13
   %58 = load i64, ptr %9, align 8
   %59 = mul nsw i64 %58, 4
   %60 = icmp slt i64 %57, %59
   br i1 %60, label %61, label %62
 
 61:
-  call void @pause() #11
-  br label %53, !llvm.loop !27
+  call void @pause() #13
+  br label %53, !llvm.loop !30
 
 62:
   ret void
@@ -1534,7 +1744,7 @@ define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %30 = load i64, ptr %29, align 8
   %31 = load i64, ptr %9, align 8
   %32 = sub nsw i64 %30, %31
-  %33 = call i64 @smaller(i64 noundef %32, i64 noundef 4) #11
+  %33 = call i64 @smaller(i64 noundef %32, i64 noundef 4) #13
   store i64 %33, ptr %10, align 8
   %34 = load i64, ptr %10, align 8
   %35 = icmp sgt i64 %34, 2
@@ -1575,14 +1785,14 @@ define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %61 = load ptr, ptr %4, align 8
   %62 = load i64, ptr %8, align 8
   %63 = load i64, ptr %9, align 8
-  call void %60(ptr noundef %61, i64 noundef %62, i64 noundef %63) #11
+  call void %60(ptr noundef %61, i64 noundef %62, i64 noundef %63) #13
   br label %64
 
 64:
   %65 = load i64, ptr %9, align 8
   %66 = add nsw i64 %65, 4
   store i64 %66, ptr %9, align 8
-  br label %21, !llvm.loop !28
+  br label %21, !llvm.loop !31
 
 67:
   br label %68
@@ -1591,7 +1801,7 @@ define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %69 = load i64, ptr %8, align 8
   %70 = add nsw i64 %69, 1
   store i64 %70, ptr %8, align 8
-  br label %16, !llvm.loop !29
+  br label %16, !llvm.loop !32
 
 71:
   ret void
@@ -1609,89 +1819,417 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %12 = alloca i64, align 8
   %13 = alloca i64, align 8
   %14 = alloca i64, align 8
+  %15 = alloca i64, align 8
+  %16 = alloca i64, align 8
+  %17 = alloca ptr, align 8
+  %18 = alloca i64, align 8
+  %19 = alloca i64, align 8
+  %20 = alloca i64, align 8
+  %21 = alloca i64, align 8
+  %22 = alloca i64, align 8
+  %23 = alloca i64, align 8
+  %24 = alloca i64, align 8
+  %25 = alloca ptr, align 8
+  %26 = alloca i64, align 8
+  %27 = alloca ptr, align 8
+  %28 = alloca i64, align 8
+  %29 = alloca i64, align 8
+  %30 = alloca ptr, align 8
+  %31 = alloca i64, align 8
+  %32 = alloca i64, align 8
+  %33 = alloca i64, align 8
+  %34 = alloca i64, align 8
+  %35 = alloca i64, align 8
+  %36 = alloca i64, align 8
+  %37 = alloca ptr, align 8
   store ptr %0, ptr %4, align 8
   store i64 %1, ptr %5, align 8
   store i64 %2, ptr %6, align 8
-  %15 = load ptr, ptr %4, align 8
-  %16 = getelementptr inbounds nuw %struct.anon.0, ptr %15, i32 0, i32 0
-  %17 = load ptr, ptr %16, align 8
-  store ptr %17, ptr %7, align 8
-  %18 = load ptr, ptr %7, align 8
-  %19 = getelementptr inbounds nuw %struct.attention, ptr %18, i32 0, i32 0
-  %20 = load i64, ptr %19, align 8
-  %21 = load ptr, ptr %7, align 8
-  %22 = getelementptr inbounds nuw %struct.attention, ptr %21, i32 0, i32 1
-  %23 = load i64, ptr %22, align 8
-  %24 = sdiv i64 %20, %23
-  store i64 %24, ptr %8, align 8
-  %25 = load ptr, ptr %4, align 8
-  %26 = getelementptr inbounds nuw %struct.anon.0, ptr %25, i32 0, i32 6
-  %27 = load i64, ptr %26, align 8
-  store i64 %27, ptr %9, align 8
-  %28 = load i64, ptr %5, align 8
-  store i64 %28, ptr %10, align 8
-  br label %29
+  %38 = load ptr, ptr %4, align 8
+  %39 = getelementptr inbounds nuw %struct.anon.0, ptr %38, i32 0, i32 0
+  %40 = load ptr, ptr %39, align 8
+  store ptr %40, ptr %7, align 8
+  %41 = load ptr, ptr %4, align 8
+  %42 = getelementptr inbounds nuw %struct.anon.0, ptr %41, i32 0, i32 7
+  %43 = load i64, ptr %42, align 8
+  store i64 %43, ptr %8, align 8
+  %44 = load ptr, ptr %4, align 8
+  %45 = getelementptr inbounds nuw %struct.anon.0, ptr %44, i32 0, i32 6
+  %46 = load i64, ptr %45, align 8
+  store i64 %46, ptr %9, align 8
+  %47 = load ptr, ptr %4, align 8
+  %48 = getelementptr inbounds nuw %struct.anon.0, ptr %47, i32 0, i32 8
+  %49 = load i64, ptr %48, align 8
+  store i64 %49, ptr %10, align 8
+  %50 = load ptr, ptr %4, align 8
+  %51 = getelementptr inbounds nuw %struct.anon.0, ptr %50, i32 0, i32 9
+  %52 = load i64, ptr %51, align 8
+  store i64 %52, ptr %11, align 8
+  %53 = load i64, ptr %9, align 8
+  %54 = load i64, ptr %8, align 8
+  %55 = add nsw i64 %53, %54
+  %56 = sub nsw i64 %55, 1
+  %57 = load i64, ptr %8, align 8
+  %58 = sdiv i64 %56, %57
+  store i64 %58, ptr %12, align 8
+  %59 = load ptr, ptr %7, align 8
+  %60 = getelementptr inbounds nuw %struct.attention, ptr %59, i32 0, i32 2
+  %61 = load i64, ptr %60, align 8
+  store i64 %61, ptr %13, align 8
+  %62 = load ptr, ptr %7, align 8
+  %63 = getelementptr inbounds nuw %struct.attention, ptr %62, i32 0, i32 0
+  %64 = load i64, ptr %63, align 8
+  %65 = load ptr, ptr %7, align 8
+  %66 = getelementptr inbounds nuw %struct.attention, ptr %65, i32 0, i32 1
+  %67 = load i64, ptr %66, align 8
+  %68 = sdiv i64 %64, %67
+  store i64 %68, ptr %14, align 8
+  %69 = load i64, ptr %13, align 8
+  %70 = add nsw i64 16, %69
+  store i64 %70, ptr %15, align 8
+  %71 = load i64, ptr %15, align 8
+  %72 = load i64, ptr %11, align 8
+  %73 = icmp sgt i64 %72, 1
+  br i1 %73, label %74, label %76
 
-29:
-  %30 = load i64, ptr %10, align 8
-  %31 = load i64, ptr %6, align 8
-  %32 = icmp slt i64 %30, %31
-  br i1 %32, label %33, label %67
+74:
+  %75 = load i64, ptr %11, align 8
+  br label %77
 
-33:
-  store i64 0, ptr %11, align 8
-  br label %34
+76:
+  br label %77
 
-34:
-  %35 = load i64, ptr %11, align 8
-  %36 = load i64, ptr %8, align 8
-  %37 = icmp slt i64 %35, %36
-  br i1 %37, label %38, label %63
+77:
+  %78 = phi i64 [ %75, %74 ], [ 2, %76 ]
+  %79 = mul nsw i64 %71, %78
+  store i64 %79, ptr %16, align 8
+  %80 = load i64, ptr %11, align 8
+  %81 = icmp sgt i64 %80, 1
+  br i1 %81, label %82, label %83
 
-38:
-  %39 = load i64, ptr %10, align 8
-  %40 = load i64, ptr %9, align 8
-  %41 = sdiv i64 %39, %40
-  store i64 %41, ptr %12, align 8
-  %42 = load i64, ptr %12, align 8
-  %43 = load i64, ptr %8, align 8
-  %44 = mul nsw i64 %42, %43
-  %45 = load i64, ptr %11, align 8
-  %46 = add nsw i64 %44, %45
-  store i64 %46, ptr %13, align 8
-  %47 = load i64, ptr %8, align 8
-  %48 = load i64, ptr %11, align 8
-  %49 = sub nsw i64 %47, %48
-  %50 = call i64 @smaller(i64 noundef %49, i64 noundef 4) #11
-  store i64 %50, ptr %14, align 8
-  %51 = load i64, ptr %14, align 8
-  %52 = getelementptr inbounds [5 x ptr], ptr @ATTEND_FUNCTIONS, i64 0, i64 %51
-  %53 = load ptr, ptr %52, align 8
-  %54 = load ptr, ptr %4, align 8
-  %55 = load i64, ptr %10, align 8
-  %56 = load i64, ptr %9, align 8
-  %57 = srem i64 %55, %56
-  %58 = load i64, ptr %12, align 8
-  %59 = load i64, ptr %13, align 8
-  call void %53(ptr noundef %54, i64 noundef %57, i64 noundef %58, i64 noundef %59) #11
-  br label %60
+82:
+  br label %89
 
-60:
-  %61 = load i64, ptr %11, align 8
-  %62 = add nsw i64 %61, 4
-  store i64 %62, ptr %11, align 8
-  br label %34, !llvm.loop !30
+83:
+  %84 = load i64, ptr %8, align 8
+  %85 = load i64, ptr %14, align 8
+  %86 = mul nsw i64 %84, %85
+  %87 = load i64, ptr %16, align 8
+  %88 = mul nsw i64 %86, %87
+  br label %89
 
-63:
-  br label %64
+89:
+  %90 = phi i64 [ 1, %82 ], [ %88, %83 ]
+  %91 = call ptr @llvm.stacksave.p0()
+  store ptr %91, ptr %17, align 8
+  %92 = alloca float, i64 %90, align 16
+  store i64 %90, ptr %18, align 8
+  %93 = load i64, ptr %5, align 8
+  store i64 %93, ptr %19, align 8
+  br label %94
 
-64:
-  %65 = load i64, ptr %10, align 8
-  %66 = add nsw i64 %65, 1
-  store i64 %66, ptr %10, align 8
-  br label %29, !llvm.loop !31
+94:
+  %95 = load i64, ptr %19, align 8
+  %96 = load i64, ptr %6, align 8
+  %97 = icmp slt i64 %95, %96
+  br i1 %97, label %98, label %292
 
-67:
+98:
+  %99 = load i64, ptr %19, align 8
+  %100 = load i64, ptr %11, align 8
+  %101 = sdiv i64 %99, %100
+  store i64 %101, ptr %20, align 8
+  %102 = load i64, ptr %20, align 8
+  %103 = load i64, ptr %12, align 8
+  %104 = sdiv i64 %102, %103
+  store i64 %104, ptr %21, align 8
+  %105 = load i64, ptr %20, align 8
+  %106 = load i64, ptr %12, align 8
+  %107 = srem i64 %105, %106
+  %108 = load i64, ptr %8, align 8
+  %109 = mul nsw i64 %107, %108
+  store i64 %109, ptr %22, align 8
+  %110 = load i64, ptr %22, align 8
+  %111 = load i64, ptr %8, align 8
+  %112 = add nsw i64 %110, %111
+  %113 = load i64, ptr %9, align 8
+  %114 = call i64 @smaller(i64 noundef %112, i64 noundef %113) #13
+  store i64 %114, ptr %23, align 8
+  %115 = load i64, ptr %23, align 8
+  %116 = load i64, ptr %22, align 8
+  %117 = sub nsw i64 %115, %116
+  %118 = load i64, ptr %14, align 8
+  %119 = mul nsw i64 %117, %118
+  store i64 %119, ptr %24, align 8
+  %120 = load i64, ptr %11, align 8
+  %121 = icmp sgt i64 %120, 1
+  br i1 %121, label %122, label %131
+
+122:
+  %123 = load i64, ptr %20, align 8
+  %124 = load i64, ptr %8, align 8
+  %125 = mul nsw i64 %123, %124
+  %126 = load i64, ptr %14, align 8
+  %127 = mul nsw i64 %125, %126
+  %128 = load i64, ptr %16, align 8
+  %129 = mul nsw i64 %127, %128
+  %130 = getelementptr inbounds float, ptr @partials, i64 %129
+  br label %132
+
+131:
+  br label %132
+
+132:
+  %133 = phi ptr [ %130, %122 ], [ %92, %131 ]
+  store ptr %133, ptr %25, align 8
+  %134 = load i64, ptr %19, align 8
+  %135 = load i64, ptr %11, align 8
+  %136 = srem i64 %134, %135
+  store i64 %136, ptr %26, align 8
+  br label %137
+
+137:
+  %138 = load ptr, ptr %25, align 8
+  %139 = load i64, ptr %11, align 8
+  %140 = icmp sgt i64 %139, 1
+  br i1 %140, label %141, label %143
+
+141:
+  %142 = load i64, ptr %26, align 8
+  br label %148
+
+143:
+  %144 = load i64, ptr %26, align 8
+  %145 = icmp sgt i64 %144, 0
+  %146 = zext i1 %145 to i32
+  %147 = sext i32 %146 to i64
+  br label %148
+
+148:
+  %149 = phi i64 [ %142, %141 ], [ %147, %143 ]
+  %150 = load i64, ptr %15, align 8
+  %151 = mul nsw i64 %149, %150
+  %152 = getelementptr inbounds float, ptr %138, i64 %151
+  store ptr %152, ptr %27, align 8
+  %153 = load i64, ptr %22, align 8
+  store i64 %153, ptr %28, align 8
+  br label %154
+
+154:
+  %155 = load i64, ptr %28, align 8
+  %156 = load i64, ptr %23, align 8
+  %157 = icmp slt i64 %155, %156
+  br i1 %157, label %158, label %181
+
+158:
+  %159 = load ptr, ptr %4, align 8
+  %160 = load i64, ptr %28, align 8
+  %161 = load i64, ptr %23, align 8
+  %162 = call i64 @end_of_request(ptr noundef %159, i64 noundef %160, i64 noundef %161) #13
+  store i64 %162, ptr %29, align 8
+  %163 = load ptr, ptr %27, align 8
+  %164 = load i64, ptr %28, align 8
+  %165 = load i64, ptr %22, align 8
+  %166 = sub nsw i64 %164, %165
+  %167 = load i64, ptr %14, align 8
+  %168 = mul nsw i64 %166, %167
+  %169 = load i64, ptr %16, align 8
+  %170 = mul nsw i64 %168, %169
+  %171 = getelementptr inbounds float, ptr %163, i64 %170
+  store ptr %171, ptr %30, align 8
+  %172 = load ptr, ptr %4, align 8
+  %173 = load i64, ptr %28, align 8
+  %174 = load i64, ptr %29, align 8
+  %175 = load i64, ptr %21, align 8
+  %176 = load i64, ptr %26, align 8
+  %177 = load ptr, ptr %30, align 8
+  %178 = load i64, ptr %16, align 8
+  call void @attend_part(ptr noundef %172, i64 noundef %173, i64 noundef %174, i64 noundef %175, i64 noundef %176, ptr noundef %177, i64 noundef %178) #13
+  br label %179
+
+179:
+  %180 = load i64, ptr %29, align 8
+  store i64 %180, ptr %28, align 8
+  br label %154, !llvm.loop !33
+
+181:
+  %182 = load i64, ptr %11, align 8
+  %183 = icmp eq i64 %182, 1
+  br i1 %183, label %184, label %208
+
+184:
+  %185 = load i64, ptr %26, align 8
+  %186 = icmp ne i64 %185, 0
+  br i1 %186, label %187, label %208
+
+187:
+  store i64 0, ptr %31, align 8
+  br label %188
+
+188:
+  %189 = load i64, ptr %31, align 8
+  %190 = load i64, ptr %24, align 8
+  %191 = icmp slt i64 %189, %190
+  br i1 %191, label %192, label %207
+
+192:
+  %193 = load ptr, ptr %25, align 8
+  %194 = load i64, ptr %31, align 8
+  %195 = load i64, ptr %16, align 8
+  %196 = mul nsw i64 %194, %195
+  %197 = getelementptr inbounds float, ptr %193, i64 %196
+  %198 = load ptr, ptr %27, align 8
+  %199 = load i64, ptr %31, align 8
+  %200 = load i64, ptr %16, align 8
+  %201 = mul nsw i64 %199, %200
+  %202 = getelementptr inbounds float, ptr %198, i64 %201
+  %203 = load i64, ptr %13, align 8
+  call void @join(ptr noundef %197, ptr noundef %202, i64 noundef %203) #13
+  br label %204
+
+204:
+  %205 = load i64, ptr %31, align 8
+  %206 = add nsw i64 %205, 1
+  store i64 %206, ptr %31, align 8
+  br label %188, !llvm.loop !34
+
+207:
+  br label %208
+
+208:
+  br label %209
+
+209:
+  %210 = load i64, ptr %11, align 8
+  %211 = icmp eq i64 %210, 1
+  br i1 %211, label %212, label %217
+
+212:
+  %213 = load i64, ptr %26, align 8
+  %214 = add nsw i64 %213, 1
+  store i64 %214, ptr %26, align 8
+  %215 = load i64, ptr %10, align 8
+  %216 = icmp slt i64 %214, %215
+  br label %217
+
+217:
+  %218 = phi i1 [ false, %209 ], [ %216, %212 ]
+  br i1 %218, label %137, label %219, !llvm.loop !35
+
+219:
+  %220 = load i64, ptr %11, align 8
+  %221 = icmp sgt i64 %220, 1
+  br i1 %221, label %222, label %231
+
+222:
+  %223 = load i64, ptr %20, align 8
+  %224 = getelementptr inbounds [1024 x i64], ptr @parts_left, i64 0, i64 %223
+  store i64 1, ptr %32, align 8
+  %225 = load i64, ptr %32, align 8
+  %226 = atomicrmw sub ptr %224, i64 %225 seq_cst, align 8
+  %227 = sub i64 %226, %225
+  store i64 %227, ptr %33, align 8
+  %228 = load i64, ptr %33, align 8
+  %229 = icmp ne i64 %228, 0
+  br i1 %229, label %230, label %231
+
+230:
+  br label %289
+
+231:
+  store i64 0, ptr %34, align 8
+  br label %232
+
+232:
+  %233 = load i64, ptr %34, align 8
+  %234 = load i64, ptr %24, align 8
+  %235 = icmp slt i64 %233, %234
+  br i1 %235, label %236, label %288
+
+236:
+  %237 = load i64, ptr %22, align 8
+  %238 = load i64, ptr %34, align 8
+  %239 = load i64, ptr %14, align 8
+  %240 = sdiv i64 %238, %239
+  %241 = add nsw i64 %237, %240
+  store i64 %241, ptr %35, align 8
+  %242 = load i64, ptr %21, align 8
+  %243 = load i64, ptr %14, align 8
+  %244 = mul nsw i64 %242, %243
+  %245 = load i64, ptr %34, align 8
+  %246 = load i64, ptr %14, align 8
+  %247 = srem i64 %245, %246
+  %248 = add nsw i64 %244, %247
+  store i64 %248, ptr %36, align 8
+  %249 = load ptr, ptr %25, align 8
+  %250 = load i64, ptr %34, align 8
+  %251 = load i64, ptr %16, align 8
+  %252 = mul nsw i64 %250, %251
+  %253 = getelementptr inbounds float, ptr %249, i64 %252
+  store ptr %253, ptr %37, align 8
+  store i64 1, ptr %26, align 8
+  br label %254
+
+254:
+  %255 = load i64, ptr %26, align 8
+  %256 = load i64, ptr %11, align 8
+  %257 = icmp slt i64 %255, %256
+  br i1 %257, label %258, label %269
+
+258:
+  %259 = load ptr, ptr %37, align 8
+  %260 = load ptr, ptr %37, align 8
+  %261 = load i64, ptr %26, align 8
+  %262 = load i64, ptr %15, align 8
+  %263 = mul nsw i64 %261, %262
+  %264 = getelementptr inbounds float, ptr %260, i64 %263
+  %265 = load i64, ptr %13, align 8
+  call void @join(ptr noundef %259, ptr noundef %264, i64 noundef %265) #13
+  br label %266
+
+266:
+  %267 = load i64, ptr %26, align 8
+  %268 = add nsw i64 %267, 1
+  store i64 %268, ptr %26, align 8
+  br label %254, !llvm.loop !36
+
+269:
+  %270 = load ptr, ptr %4, align 8
+  %271 = getelementptr inbounds nuw %struct.anon.0, ptr %270, i32 0, i32 4
+  %272 = load ptr, ptr %271, align 8
+  %273 = load i64, ptr %35, align 8
+  %274 = load ptr, ptr %7, align 8
+  %275 = getelementptr inbounds nuw %struct.attention, ptr %274, i32 0, i32 0
+  %276 = load i64, ptr %275, align 8
+  %277 = mul nsw i64 %273, %276
+  %278 = load i64, ptr %36, align 8
+  %279 = add nsw i64 %277, %278
+  %280 = load i64, ptr %13, align 8
+  %281 = mul nsw i64 %279, %280
+  %282 = getelementptr inbounds float, ptr %272, i64 %281
+  %283 = load ptr, ptr %37, align 8
+  %284 = load i64, ptr %13, align 8
+  call void @finish(ptr noundef %282, ptr noundef %283, i64 noundef %284) #13
+  br label %285
+
+285:
+  %286 = load i64, ptr %34, align 8
+  %287 = add nsw i64 %286, 1
+  store i64 %287, ptr %34, align 8
+  br label %232, !llvm.loop !37
+
+288:
+  br label %289
+
+289:
+  %290 = load i64, ptr %19, align 8
+  %291 = add nsw i64 %290, 1
+  store i64 %291, ptr %19, align 8
+  br label %94, !llvm.loop !38
+
+292:
+  %293 = load ptr, ptr %17, align 8
+  call void @llvm.stackrestore.p0(ptr %293)
   ret void
 }
 
@@ -1705,7 +2243,7 @@ define internal void @round4(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4) #11
+  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4) #13
   ret void
 }
 
@@ -1719,7 +2257,7 @@ define internal void @round8(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8) #11
+  call void @round_groups(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8) #13
   ret void
 }
 
@@ -1754,16 +2292,16 @@ define internal void @swish_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) 
   %23 = load i64, ptr %7, align 8
   %24 = mul nsw i64 %23, 8
   %25 = getelementptr inbounds float, ptr %22, i64 %24
-  %26 = call <8 x float> @read(ptr noundef %25) #11
-  %27 = call <8 x float> @swish(<8 x float> noundef %26) #11
-  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  %26 = call <8 x float> @read(ptr noundef %25) #13
+  %27 = call <8 x float> @swish(<8 x float> noundef %26) #13
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #13
   br label %28
 
 28:
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !32
+  br label %9, !llvm.loop !39
 
 31:
   ret void
@@ -1800,16 +2338,16 @@ define internal void @gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #
   %23 = load i64, ptr %7, align 8
   %24 = mul nsw i64 %23, 8
   %25 = getelementptr inbounds float, ptr %22, i64 %24
-  %26 = call <8 x float> @read(ptr noundef %25) #11
-  %27 = call <8 x float> @gelu(<8 x float> noundef %26) #11
-  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  %26 = call <8 x float> @read(ptr noundef %25) #13
+  %27 = call <8 x float> @gelu(<8 x float> noundef %26) #13
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #13
   br label %28
 
 28:
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !33
+  br label %9, !llvm.loop !40
 
 31:
   ret void
@@ -1846,16 +2384,16 @@ define internal void @erf_gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %
   %23 = load i64, ptr %7, align 8
   %24 = mul nsw i64 %23, 8
   %25 = getelementptr inbounds float, ptr %22, i64 %24
-  %26 = call <8 x float> @read(ptr noundef %25) #11
-  %27 = call <8 x float> @erf_gelu(<8 x float> noundef %26) #11
-  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  %26 = call <8 x float> @read(ptr noundef %25) #13
+  %27 = call <8 x float> @erf_gelu(<8 x float> noundef %26) #13
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #13
   br label %28
 
 28:
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !34
+  br label %9, !llvm.loop !41
 
 31:
   ret void
@@ -1892,16 +2430,16 @@ define internal void @relu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #
   %23 = load i64, ptr %7, align 8
   %24 = mul nsw i64 %23, 8
   %25 = getelementptr inbounds float, ptr %22, i64 %24
-  %26 = call <8 x float> @read(ptr noundef %25) #11
-  %27 = call <8 x float> @relu(<8 x float> noundef %26) #11
-  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  %26 = call <8 x float> @read(ptr noundef %25) #13
+  %27 = call <8 x float> @relu(<8 x float> noundef %26) #13
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #13
   br label %28
 
 28:
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !35
+  br label %9, !llvm.loop !42
 
 31:
   ret void
@@ -1938,16 +2476,16 @@ define internal void @square_all(ptr noundef %0, i64 noundef %1, i64 noundef %2)
   %23 = load i64, ptr %7, align 8
   %24 = mul nsw i64 %23, 8
   %25 = getelementptr inbounds float, ptr %22, i64 %24
-  %26 = call <8 x float> @read(ptr noundef %25) #11
-  %27 = call <8 x float> @square(<8 x float> noundef %26) #11
-  call void @write(ptr noundef %19, <8 x float> noundef %27) #11
+  %26 = call <8 x float> @read(ptr noundef %25) #13
+  %27 = call <8 x float> @square(<8 x float> noundef %26) #13
+  call void @write(ptr noundef %19, <8 x float> noundef %27) #13
   br label %28
 
 28:
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !36
+  br label %9, !llvm.loop !43
 
 31:
   ret void
@@ -2009,7 +2547,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %39 = load ptr, ptr %9, align 8
   %40 = load i64, ptr %12, align 8
   %41 = getelementptr inbounds float, ptr %39, i64 %40
-  %42 = call <8 x float> @read(ptr noundef %41) #11
+  %42 = call <8 x float> @read(ptr noundef %41) #13
   store <8 x float> %42, ptr %13, align 32
   %43 = load <8 x float>, ptr %13, align 32
   %44 = load <8 x float>, ptr %10, align 32
@@ -2026,7 +2564,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %52 = load i64, ptr %12, align 8
   %53 = add nsw i64 %52, 8
   store i64 %53, ptr %12, align 8
-  br label %34, !llvm.loop !37
+  br label %34, !llvm.loop !44
 
 54:
   %55 = load <8 x float>, ptr %10, align 32
@@ -2052,7 +2590,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %65 = load i64, ptr %15, align 8
   %66 = add nsw i64 %65, 1024
   %67 = load i64, ptr %7, align 8
-  %68 = call i64 @smaller(i64 noundef %66, i64 noundef %67) #11
+  %68 = call i64 @smaller(i64 noundef %66, i64 noundef %67) #13
   %69 = icmp slt i64 %64, %68
   br i1 %69, label %70, label %85
 
@@ -2060,12 +2598,12 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %71 = load ptr, ptr %9, align 8
   %72 = load i64, ptr %17, align 8
   %73 = getelementptr inbounds float, ptr %71, i64 %72
-  %74 = call <8 x float> @read(ptr noundef %73) #11
+  %74 = call <8 x float> @read(ptr noundef %73) #13
   %75 = load float, ptr %14, align 4
   %76 = insertelement <8 x float> poison, float %75, i64 0
   %77 = shufflevector <8 x float> %76, <8 x float> poison, <8 x i32> zeroinitializer
   %78 = fsub <8 x float> %74, %77
-  %79 = call <8 x float> @exponential(<8 x float> noundef %78) #11
+  %79 = call <8 x float> @exponential(<8 x float> noundef %78) #13
   %80 = load <8 x float>, ptr %16, align 32
   %81 = fadd <8 x float> %80, %79
   store <8 x float> %81, ptr %16, align 32
@@ -2075,7 +2613,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %83 = load i64, ptr %17, align 8
   %84 = add nsw i64 %83, 8
   store i64 %84, ptr %17, align 8
-  br label %63, !llvm.loop !38
+  br label %63, !llvm.loop !45
 
 85:
   %86 = load <8 x float>, ptr %16, align 32
@@ -2088,11 +2626,11 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %90 = load i64, ptr %15, align 8
   %91 = add nsw i64 %90, 1024
   store i64 %91, ptr %15, align 8
-  br label %57, !llvm.loop !39
+  br label %57, !llvm.loop !46
 
 92:
   %93 = load <8 x float>, ptr %11, align 32
-  %94 = call float @sum(<8 x float> noundef %93) #11
+  %94 = call float @sum(<8 x float> noundef %93) #13
   %95 = call float @llvm.log.f32(float %94)
   %96 = load float, ptr %14, align 4
   %97 = fadd float %95, %96
@@ -2108,7 +2646,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %104 = load i64, ptr %8, align 8
   %105 = add nsw i64 %104, 1
   store i64 %105, ptr %8, align 8
-  br label %22, !llvm.loop !40
+  br label %22, !llvm.loop !47
 
 106:
   ret void
@@ -2147,7 +2685,7 @@ define internal void @tile_4_1_NO_AHEAD(ptr noundef %0, i64 noundef %1, i64 noun
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 1, i32 noundef 0) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 1, i32 noundef 0) #13
   ret void
 }
 
@@ -2161,7 +2699,7 @@ define internal void @tile_4_2_NEAR(ptr noundef %0, i64 noundef %1, i64 noundef 
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 4096) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 4096) #13
   ret void
 }
 
@@ -2175,7 +2713,7 @@ define internal void @tile_4_2_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 2, i32 noundef 8192) #13
   ret void
 }
 
@@ -2189,7 +2727,7 @@ define internal void @tile_4_3_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 3, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 3, i32 noundef 8192) #13
   ret void
 }
 
@@ -2203,7 +2741,7 @@ define internal void @tile_4_4_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 4, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 4, i32 noundef 4, i32 noundef 8192) #13
   ret void
 }
 
@@ -2217,7 +2755,7 @@ define internal void @tile_8_1_NO_AHEAD(ptr noundef %0, i64 noundef %1, i64 noun
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 1, i32 noundef 0) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 1, i32 noundef 0) #13
   ret void
 }
 
@@ -2231,7 +2769,7 @@ define internal void @tile_8_2_NEAR(ptr noundef %0, i64 noundef %1, i64 noundef 
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 4096) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 4096) #13
   ret void
 }
 
@@ -2245,7 +2783,7 @@ define internal void @tile_8_2_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 2, i32 noundef 8192) #13
   ret void
 }
 
@@ -2259,7 +2797,7 @@ define internal void @tile_8_3_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 3, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 3, i32 noundef 8192) #13
   ret void
 }
 
@@ -2273,7 +2811,7 @@ define internal void @tile_8_4_FAR(ptr noundef %0, i64 noundef %1, i64 noundef %
   %7 = load ptr, ptr %4, align 8
   %8 = load i64, ptr %5, align 8
   %9 = load i64, ptr %6, align 8
-  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 4, i32 noundef 8192) #11
+  call void @multiply_tile(ptr noundef %7, i64 noundef %8, i64 noundef %9, i32 noundef 8, i32 noundef 4, i32 noundef 8192) #13
   ret void
 }
 
@@ -2359,7 +2897,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %74 = getelementptr inbounds nuw %struct.matrix, ptr %73, i32 0, i32 3
   %75 = load i64, ptr %74, align 8
   %76 = load i32, ptr %10, align 4
-  %77 = call i64 @activation_bytes(i32 noundef %76) #11
+  %77 = call i64 @activation_bytes(i32 noundef %76) #13
   %78 = mul nsw i64 %75, %77
   store i64 %78, ptr %18, align 8
   %79 = load ptr, ptr %13, align 8
@@ -2429,7 +2967,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %137 = mul nsw i64 %136, 16
   %138 = load i64, ptr %16, align 8
   %139 = sub nsw i64 %138, 16
-  %140 = call i64 @smaller(i64 noundef %137, i64 noundef %139) #11
+  %140 = call i64 @smaller(i64 noundef %137, i64 noundef %139) #13
   %141 = getelementptr inbounds float, ptr %135, i64 %140
   store ptr %141, ptr %25, align 8
   %142 = load i32, ptr %10, align 4
@@ -2476,7 +3014,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %165 = load i32, ptr %29, align 4
   %166 = add nsw i32 %165, 1
   store i32 %166, ptr %29, align 4
-  br label %154, !llvm.loop !41
+  br label %154, !llvm.loop !48
 
 167:
   br label %168
@@ -2485,7 +3023,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %169 = load i32, ptr %28, align 4
   %170 = add nsw i32 %169, 1
   store i32 %170, ptr %28, align 4
-  br label %149, !llvm.loop !42
+  br label %149, !llvm.loop !49
 
 171:
   store i64 0, ptr %30, align 8
@@ -2530,7 +3068,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %193 = load i32, ptr %33, align 4
   %194 = add nsw i32 %193, 1
   store i32 %194, ptr %33, align 4
-  br label %182, !llvm.loop !43
+  br label %182, !llvm.loop !50
 
 195:
   br label %196
@@ -2539,7 +3077,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %197 = load i32, ptr %32, align 4
   %198 = add nsw i32 %197, 1
   store i32 %198, ptr %32, align 4
-  br label %177, !llvm.loop !44
+  br label %177, !llvm.loop !51
 
 199:
   %200 = load i64, ptr %30, align 8
@@ -2613,7 +3151,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %248 = load i32, ptr %39, align 4
   %249 = add nsw i32 %248, 1
   store i32 %249, ptr %39, align 4
-  br label %233, !llvm.loop !45
+  br label %233, !llvm.loop !52
 
 250:
   %251 = load i32, ptr %12, align 4
@@ -2694,7 +3232,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %299 = sext i32 %298 to i64
   %300 = getelementptr inbounds [2 x <32 x i8>], ptr %38, i64 0, i64 %299
   %301 = load <32 x i8>, ptr %300, align 32
-  %302 = call <32 x i8> @without_sign(i32 noundef %296, i32 noundef %297, <32 x i8> noundef %301) #11
+  %302 = call <32 x i8> @without_sign(i32 noundef %296, i32 noundef %297, <32 x i8> noundef %301) #13
   store <32 x i8> %302, ptr %45, align 32
   %303 = load i32, ptr %41, align 4
   %304 = sext i32 %303 to i64
@@ -2705,7 +3243,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %309 = load <8 x i32>, ptr %308, align 32
   %310 = load <32 x i8>, ptr %45, align 32
   %311 = load <32 x i8>, ptr %43, align 32
-  %312 = call <8 x i32> @add_fours(<8 x i32> noundef %309, <32 x i8> noundef %310, <32 x i8> noundef %311) #11
+  %312 = call <8 x i32> @add_fours(<8 x i32> noundef %309, <32 x i8> noundef %310, <32 x i8> noundef %311) #13
   %313 = load i32, ptr %41, align 4
   %314 = sext i32 %313 to i64
   %315 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %314
@@ -2719,7 +3257,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %320 = load i32, ptr %44, align 4
   %321 = add nsw i32 %320, 1
   store i32 %321, ptr %44, align 4
-  br label %292, !llvm.loop !46
+  br label %292, !llvm.loop !53
 
 322:
   br label %323
@@ -2728,7 +3266,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %324 = load i32, ptr %41, align 4
   %325 = add nsw i32 %324, 1
   store i32 %325, ptr %41, align 4
-  br label %272, !llvm.loop !47
+  br label %272, !llvm.loop !54
 
 326:
   br label %327
@@ -2737,7 +3275,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %328 = load i32, ptr %40, align 4
   %329 = add nsw i32 %328, 1
   store i32 %329, ptr %40, align 4
-  br label %267, !llvm.loop !48
+  br label %267, !llvm.loop !55
 
 330:
   br label %331
@@ -2746,7 +3284,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %332 = load i32, ptr %35, align 4
   %333 = add nsw i32 %332, 1
   store i32 %333, ptr %35, align 4
-  br label %211, !llvm.loop !49
+  br label %211, !llvm.loop !56
 
 334:
   br label %335
@@ -2755,7 +3293,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %336 = load i64, ptr %34, align 8
   %337 = add nsw i64 %336, 4
   store i64 %337, ptr %34, align 8
-  br label %203, !llvm.loop !50
+  br label %203, !llvm.loop !57
 
 338:
   store i32 0, ptr %46, align 4
@@ -2876,7 +3414,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %427 = load i32, ptr %52, align 4
   %428 = add nsw i32 %427, 1
   store i32 %428, ptr %52, align 4
-  br label %368, !llvm.loop !51
+  br label %368, !llvm.loop !58
 
 429:
   br label %430
@@ -2885,7 +3423,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %431 = load i32, ptr %46, align 4
   %432 = add nsw i32 %431, 1
   store i32 %432, ptr %46, align 4
-  br label %339, !llvm.loop !52
+  br label %339, !llvm.loop !59
 
 433:
   br label %434
@@ -2894,7 +3432,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %435 = load i64, ptr %30, align 8
   %436 = add nsw i64 %435, 1
   store i64 %436, ptr %30, align 8
-  br label %172, !llvm.loop !53
+  br label %172, !llvm.loop !60
 
 437:
   store i32 0, ptr %56, align 4
@@ -2940,7 +3478,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %465 = load i32, ptr %57, align 4
   %466 = add nsw i32 %465, 1
   store i32 %466, ptr %57, align 4
-  br label %443, !llvm.loop !54
+  br label %443, !llvm.loop !61
 
 467:
   br label %468
@@ -2949,7 +3487,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %469 = load i32, ptr %56, align 4
   %470 = add nsw i32 %469, 1
   store i32 %470, ptr %56, align 4
-  br label %438, !llvm.loop !55
+  br label %438, !llvm.loop !62
 
 471:
   ret void
@@ -3031,7 +3569,7 @@ define internal <8 x i32> @add_fours(<8 x i32> noundef %0, <32 x i8> noundef %1,
   %10 = bitcast <32 x i8> %9 to <4 x i64>
   %11 = load <32 x i8>, ptr %6, align 32
   %12 = bitcast <32 x i8> %11 to <4 x i64>
-  %13 = call <4 x i64> @_mm256_dpbusd_avx_epi32(<4 x i64> noundef %8, <4 x i64> noundef %10, <4 x i64> noundef %12) #11
+  %13 = call <4 x i64> @_mm256_dpbusd_avx_epi32(<4 x i64> noundef %8, <4 x i64> noundef %10, <4 x i64> noundef %12) #13
   %14 = bitcast <4 x i64> %13 to <8 x i32>
   ret <8 x i32> %14
 }
@@ -3058,475 +3596,776 @@ define internal <4 x i64> @_mm256_dpbusd_avx_epi32(<4 x i64> noundef %0, <4 x i6
 
 declare <8 x i32> @llvm.x86.avx512.vpdpbusd.256(<8 x i32>, <32 x i8>, <32 x i8>) #7
 
-define internal void @attend_1(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
-  %5 = alloca ptr, align 8
+declare ptr @llvm.stacksave.p0() #8
+
+define internal i64 @end_of_request(ptr noundef %0, i64 noundef %1, i64 noundef %2) #1 {
+  %4 = alloca ptr, align 8
+  %5 = alloca i64, align 8
   %6 = alloca i64, align 8
-  %7 = alloca i64, align 8
-  %8 = alloca i64, align 8
-  store ptr %0, ptr %5, align 8
-  store i64 %1, ptr %6, align 8
-  store i64 %2, ptr %7, align 8
-  store i64 %3, ptr %8, align 8
-  %9 = load ptr, ptr %5, align 8
-  %10 = load i64, ptr %6, align 8
-  %11 = load i64, ptr %7, align 8
-  %12 = load i64, ptr %8, align 8
-  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 1) #11
-  ret void
+  %7 = alloca i32, align 4
+  store ptr %0, ptr %4, align 8
+  store i64 %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %8 = load ptr, ptr %4, align 8
+  %9 = getelementptr inbounds nuw %struct.anon.0, ptr %8, i32 0, i32 3
+  %10 = load ptr, ptr %9, align 8
+  %11 = load i64, ptr %5, align 8
+  %12 = getelementptr inbounds i32, ptr %10, i64 %11
+  %13 = load i32, ptr %12, align 4
+  store i32 %13, ptr %7, align 4
+  br label %14
+
+14:
+  %15 = load i64, ptr %5, align 8
+  %16 = load i64, ptr %6, align 8
+  %17 = icmp slt i64 %15, %16
+  br i1 %17, label %18, label %27
+
+18:
+  %19 = load ptr, ptr %4, align 8
+  %20 = getelementptr inbounds nuw %struct.anon.0, ptr %19, i32 0, i32 3
+  %21 = load ptr, ptr %20, align 8
+  %22 = load i64, ptr %5, align 8
+  %23 = getelementptr inbounds i32, ptr %21, i64 %22
+  %24 = load i32, ptr %23, align 4
+  %25 = load i32, ptr %7, align 4
+  %26 = icmp eq i32 %24, %25
+  br label %27
+
+27:
+  %28 = phi i1 [ false, %14 ], [ %26, %18 ]
+  br i1 %28, label %29, label %32
+
+29:
+  %30 = load i64, ptr %5, align 8
+  %31 = add nsw i64 %30, 1
+  store i64 %31, ptr %5, align 8
+  br label %14, !llvm.loop !63
+
+32:
+  %33 = load i64, ptr %5, align 8
+  ret i64 %33
 }
 
-define internal void @attend_2(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
-  %5 = alloca ptr, align 8
-  %6 = alloca i64, align 8
-  %7 = alloca i64, align 8
-  %8 = alloca i64, align 8
-  store ptr %0, ptr %5, align 8
-  store i64 %1, ptr %6, align 8
-  store i64 %2, ptr %7, align 8
-  store i64 %3, ptr %8, align 8
-  %9 = load ptr, ptr %5, align 8
-  %10 = load i64, ptr %6, align 8
-  %11 = load i64, ptr %7, align 8
-  %12 = load i64, ptr %8, align 8
-  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 2) #11
-  ret void
-}
-
-define internal void @attend_3(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
-  %5 = alloca ptr, align 8
-  %6 = alloca i64, align 8
-  %7 = alloca i64, align 8
-  %8 = alloca i64, align 8
-  store ptr %0, ptr %5, align 8
-  store i64 %1, ptr %6, align 8
-  store i64 %2, ptr %7, align 8
-  store i64 %3, ptr %8, align 8
-  %9 = load ptr, ptr %5, align 8
-  %10 = load i64, ptr %6, align 8
-  %11 = load i64, ptr %7, align 8
-  %12 = load i64, ptr %8, align 8
-  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 3) #11
-  ret void
-}
-
-define internal void @attend_4(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3) #0 {
-  %5 = alloca ptr, align 8
-  %6 = alloca i64, align 8
-  %7 = alloca i64, align 8
-  %8 = alloca i64, align 8
-  store ptr %0, ptr %5, align 8
-  store i64 %1, ptr %6, align 8
-  store i64 %2, ptr %7, align 8
-  store i64 %3, ptr %8, align 8
-  %9 = load ptr, ptr %5, align 8
-  %10 = load i64, ptr %6, align 8
-  %11 = load i64, ptr %7, align 8
-  %12 = load i64, ptr %8, align 8
-  call void @attend_heads(ptr noundef %9, i64 noundef %10, i64 noundef %11, i64 noundef %12, i32 noundef 4) #11
-  ret void
-}
-
-define internal void @attend_heads(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3, i32 noundef %4) #3 {
-  %6 = alloca ptr, align 8
-  %7 = alloca i64, align 8
-  %8 = alloca i64, align 8
+define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2, i64 noundef %3, i64 noundef %4, ptr noundef %5, i64 noundef %6) #4 {
+  %8 = alloca ptr, align 8
   %9 = alloca i64, align 8
-  %10 = alloca i32, align 4
-  %11 = alloca ptr, align 8
+  %10 = alloca i64, align 8
+  %11 = alloca i64, align 8
   %12 = alloca i64, align 8
-  %13 = alloca i64, align 8
+  %13 = alloca ptr, align 8
   %14 = alloca i64, align 8
   %15 = alloca ptr, align 8
-  %16 = alloca float, align 4
-  %17 = alloca [4 x ptr], align 16
-  %18 = alloca [4 x ptr], align 16
-  %19 = alloca [4 x %struct.sums], align 32
-  %20 = alloca i32, align 4
+  %16 = alloca i64, align 8
+  %17 = alloca i64, align 8
+  %18 = alloca ptr, align 8
+  %19 = alloca ptr, align 8
+  %20 = alloca i64, align 8
   %21 = alloca i64, align 8
   %22 = alloca i64, align 8
   %23 = alloca i64, align 8
   %24 = alloca i64, align 8
-  %25 = alloca i64, align 8
-  %26 = alloca ptr, align 8
-  %27 = alloca ptr, align 8
-  %28 = alloca [4 x [4 x <8 x float>]], align 32
-  %29 = alloca [4 x <8 x float>], align 32
-  %30 = alloca i32, align 4
+  %25 = alloca ptr, align 8
+  %26 = alloca i64, align 8
+  %27 = alloca i64, align 8
+  %28 = alloca i64, align 8
+  %29 = alloca i64, align 8
+  %30 = alloca i64, align 8
   %31 = alloca i64, align 8
-  %32 = alloca i64, align 8
+  %32 = alloca %struct.block, align 8
   %33 = alloca i32, align 4
   %34 = alloca i64, align 8
-  %35 = alloca i32, align 4
-  %36 = alloca float, align 4
+  %35 = alloca i64, align 8
+  %36 = alloca i64, align 8
   %37 = alloca i64, align 8
-  store ptr %0, ptr %6, align 8
-  store i64 %1, ptr %7, align 8
-  store i64 %2, ptr %8, align 8
-  store i64 %3, ptr %9, align 8
-  store i32 %4, ptr %10, align 4
-  %38 = load ptr, ptr %6, align 8
-  %39 = getelementptr inbounds nuw %struct.anon.0, ptr %38, i32 0, i32 0
-  %40 = load ptr, ptr %39, align 8
-  store ptr %40, ptr %11, align 8
-  %41 = load ptr, ptr %11, align 8
-  %42 = getelementptr inbounds nuw %struct.attention, ptr %41, i32 0, i32 2
-  %43 = load i64, ptr %42, align 8
-  store i64 %43, ptr %12, align 8
-  %44 = load ptr, ptr %6, align 8
-  %45 = getelementptr inbounds nuw %struct.anon.0, ptr %44, i32 0, i32 2
+  %38 = alloca [4 x ptr], align 16
+  %39 = alloca [4 x ptr], align 16
+  %40 = alloca i64, align 8
+  %41 = alloca i64, align 8
+  %42 = alloca i64, align 8
+  %43 = alloca i64, align 8
+  store ptr %0, ptr %8, align 8
+  store i64 %1, ptr %9, align 8
+  store i64 %2, ptr %10, align 8
+  store i64 %3, ptr %11, align 8
+  store i64 %4, ptr %12, align 8
+  store ptr %5, ptr %13, align 8
+  store i64 %6, ptr %14, align 8
+  %44 = load ptr, ptr %8, align 8
+  %45 = getelementptr inbounds nuw %struct.anon.0, ptr %44, i32 0, i32 0
   %46 = load ptr, ptr %45, align 8
-  %47 = load i64, ptr %7, align 8
-  %48 = getelementptr inbounds i32, ptr %46, i64 %47
-  %49 = load i32, ptr %48, align 4
-  %50 = sext i32 %49 to i64
-  store i64 %50, ptr %13, align 8
-  %51 = load i64, ptr %13, align 8
-  %52 = load ptr, ptr %11, align 8
-  %53 = getelementptr inbounds nuw %struct.attention, ptr %52, i32 0, i32 4
-  %54 = load i64, ptr %53, align 8
-  %55 = sub nsw i64 %51, %54
-  %56 = add nsw i64 %55, 1
-  %57 = call i64 @larger(i64 noundef %56, i64 noundef 0) #11
-  store i64 %57, ptr %14, align 8
-  %58 = load ptr, ptr %6, align 8
-  %59 = getelementptr inbounds nuw %struct.anon.0, ptr %58, i32 0, i32 5
-  %60 = load ptr, ptr %59, align 8
-  %61 = load ptr, ptr %6, align 8
-  %62 = getelementptr inbounds nuw %struct.anon.0, ptr %61, i32 0, i32 3
-  %63 = load ptr, ptr %62, align 8
-  %64 = load i64, ptr %7, align 8
-  %65 = getelementptr inbounds i32, ptr %63, i64 %64
-  %66 = load i32, ptr %65, align 4
-  %67 = sext i32 %66 to i64
-  %68 = getelementptr inbounds i32, ptr %60, i64 %67
-  store ptr %68, ptr %15, align 8
-  %69 = load ptr, ptr %11, align 8
-  %70 = getelementptr inbounds nuw %struct.attention, ptr %69, i32 0, i32 3
-  %71 = load float, ptr %70, align 8
-  store float %71, ptr %16, align 4
-  store i32 0, ptr %20, align 4
-  br label %72
-
-72:
-  %73 = load i32, ptr %20, align 4
-  %74 = load i32, ptr %10, align 4
-  %75 = icmp slt i32 %73, %74
-  br i1 %75, label %76, label %131
-
-76:
-  %77 = load i64, ptr %7, align 8
-  %78 = load ptr, ptr %11, align 8
-  %79 = getelementptr inbounds nuw %struct.attention, ptr %78, i32 0, i32 0
-  %80 = load i64, ptr %79, align 8
-  %81 = mul nsw i64 %77, %80
-  %82 = load i64, ptr %9, align 8
-  %83 = add nsw i64 %81, %82
-  %84 = load i32, ptr %20, align 4
-  %85 = sext i32 %84 to i64
-  %86 = add nsw i64 %83, %85
-  %87 = load i64, ptr %12, align 8
-  %88 = mul nsw i64 %86, %87
-  store i64 %88, ptr %21, align 8
-  %89 = load ptr, ptr %6, align 8
-  %90 = getelementptr inbounds nuw %struct.anon.0, ptr %89, i32 0, i32 1
-  %91 = load ptr, ptr %90, align 8
-  %92 = load i64, ptr %21, align 8
-  %93 = getelementptr inbounds float, ptr %91, i64 %92
-  %94 = load i32, ptr %20, align 4
-  %95 = sext i32 %94 to i64
-  %96 = getelementptr inbounds [4 x ptr], ptr %17, i64 0, i64 %95
-  store ptr %93, ptr %96, align 8
-  %97 = load ptr, ptr %6, align 8
-  %98 = getelementptr inbounds nuw %struct.anon.0, ptr %97, i32 0, i32 4
-  %99 = load ptr, ptr %98, align 8
-  %100 = load i64, ptr %21, align 8
-  %101 = getelementptr inbounds float, ptr %99, i64 %100
-  %102 = load i32, ptr %20, align 4
-  %103 = sext i32 %102 to i64
-  %104 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %103
-  store ptr %101, ptr %104, align 8
-  %105 = load i32, ptr %20, align 4
-  %106 = sext i32 %105 to i64
-  %107 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %106
-  %108 = getelementptr inbounds nuw %struct.sums, ptr %107, i32 0, i32 0
-  store float 0xFFF0000000000000, ptr %108, align 32
-  %109 = load i32, ptr %20, align 4
-  %110 = sext i32 %109 to i64
-  %111 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %110
-  %112 = getelementptr inbounds nuw %struct.sums, ptr %111, i32 0, i32 1
-  store <8 x float> zeroinitializer, ptr %112, align 32
+  store ptr %46, ptr %15, align 8
+  %47 = load ptr, ptr %15, align 8
+  %48 = getelementptr inbounds nuw %struct.attention, ptr %47, i32 0, i32 2
+  %49 = load i64, ptr %48, align 8
+  store i64 %49, ptr %16, align 8
+  %50 = load ptr, ptr %15, align 8
+  %51 = getelementptr inbounds nuw %struct.attention, ptr %50, i32 0, i32 0
+  %52 = load i64, ptr %51, align 8
+  %53 = load ptr, ptr %15, align 8
+  %54 = getelementptr inbounds nuw %struct.attention, ptr %53, i32 0, i32 1
+  %55 = load i64, ptr %54, align 8
+  %56 = sdiv i64 %52, %55
+  store i64 %56, ptr %17, align 8
+  %57 = load ptr, ptr %8, align 8
+  %58 = getelementptr inbounds nuw %struct.anon.0, ptr %57, i32 0, i32 2
+  %59 = load ptr, ptr %58, align 8
+  store ptr %59, ptr %18, align 8
+  %60 = load ptr, ptr %8, align 8
+  %61 = getelementptr inbounds nuw %struct.anon.0, ptr %60, i32 0, i32 5
+  %62 = load ptr, ptr %61, align 8
+  %63 = load ptr, ptr %8, align 8
+  %64 = getelementptr inbounds nuw %struct.anon.0, ptr %63, i32 0, i32 3
+  %65 = load ptr, ptr %64, align 8
+  %66 = load i64, ptr %9, align 8
+  %67 = getelementptr inbounds i32, ptr %65, i64 %66
+  %68 = load i32, ptr %67, align 4
+  %69 = sext i32 %68 to i64
+  %70 = getelementptr inbounds i32, ptr %62, i64 %69
+  store ptr %70, ptr %19, align 8
+  %71 = load i64, ptr %16, align 8
+  %72 = mul nsw i64 %71, 32
+  store i64 %72, ptr %20, align 8
+  store i64 9223372036854775807, ptr %21, align 8
   store i64 0, ptr %22, align 8
-  br label %113
+  %73 = load i64, ptr %9, align 8
+  store i64 %73, ptr %23, align 8
+  br label %74
 
-113:
-  %114 = load i64, ptr %22, align 8
-  %115 = load i64, ptr %12, align 8
-  %116 = icmp slt i64 %114, %115
-  br i1 %116, label %117, label %127
+74:
+  %75 = load i64, ptr %23, align 8
+  %76 = load i64, ptr %10, align 8
+  %77 = icmp slt i64 %75, %76
+  br i1 %77, label %78, label %94
 
-117:
-  %118 = load i32, ptr %20, align 4
-  %119 = sext i32 %118 to i64
-  %120 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %119
-  %121 = load ptr, ptr %120, align 8
-  %122 = load i64, ptr %22, align 8
-  %123 = getelementptr inbounds float, ptr %121, i64 %122
-  call void @write(ptr noundef %123, <8 x float> noundef zeroinitializer) #11
-  br label %124
+78:
+  %79 = load i64, ptr %21, align 8
+  %80 = load ptr, ptr %8, align 8
+  %81 = load i64, ptr %23, align 8
+  %82 = call i64 @oldest(ptr noundef %80, i64 noundef %81) #13
+  %83 = call i64 @smaller(i64 noundef %79, i64 noundef %82) #13
+  store i64 %83, ptr %21, align 8
+  %84 = load i64, ptr %22, align 8
+  %85 = load ptr, ptr %18, align 8
+  %86 = load i64, ptr %23, align 8
+  %87 = getelementptr inbounds i32, ptr %85, i64 %86
+  %88 = load i32, ptr %87, align 4
+  %89 = sext i32 %88 to i64
+  %90 = call i64 @larger(i64 noundef %84, i64 noundef %89) #13
+  store i64 %90, ptr %22, align 8
+  br label %91
 
-124:
-  %125 = load i64, ptr %22, align 8
-  %126 = add nsw i64 %125, 8
-  store i64 %126, ptr %22, align 8
-  br label %113, !llvm.loop !56
+91:
+  %92 = load i64, ptr %23, align 8
+  %93 = add nsw i64 %92, 1
+  store i64 %93, ptr %23, align 8
+  br label %74, !llvm.loop !64
+
+94:
+  %95 = load i64, ptr %21, align 8
+  %96 = load i64, ptr %21, align 8
+  %97 = srem i64 %96, 32
+  %98 = sub nsw i64 %95, %97
+  %99 = load i64, ptr %12, align 8
+  %100 = mul nsw i64 %99, 256
+  %101 = call i64 @larger(i64 noundef %98, i64 noundef %100) #13
+  store i64 %101, ptr %21, align 8
+  %102 = load i64, ptr %22, align 8
+  %103 = load i64, ptr %12, align 8
+  %104 = add nsw i64 %103, 1
+  %105 = mul nsw i64 %104, 256
+  %106 = sub nsw i64 %105, 1
+  %107 = call i64 @smaller(i64 noundef %102, i64 noundef %106) #13
+  store i64 %107, ptr %22, align 8
+  store i64 0, ptr %24, align 8
+  br label %108
+
+108:
+  %109 = load i64, ptr %24, align 8
+  %110 = load i64, ptr %10, align 8
+  %111 = load i64, ptr %9, align 8
+  %112 = sub nsw i64 %110, %111
+  %113 = load i64, ptr %17, align 8
+  %114 = mul nsw i64 %112, %113
+  %115 = icmp slt i64 %109, %114
+  br i1 %115, label %116, label %140
+
+116:
+  %117 = load ptr, ptr %13, align 8
+  %118 = load i64, ptr %24, align 8
+  %119 = load i64, ptr %14, align 8
+  %120 = mul nsw i64 %118, %119
+  %121 = getelementptr inbounds float, ptr %117, i64 %120
+  store ptr %121, ptr %25, align 8
+  store i64 0, ptr %26, align 8
+  br label %122
+
+122:
+  %123 = load i64, ptr %26, align 8
+  %124 = load i64, ptr %16, align 8
+  %125 = add nsw i64 16, %124
+  %126 = icmp slt i64 %123, %125
+  br i1 %126, label %127, label %134
 
 127:
-  br label %128
-
-128:
-  %129 = load i32, ptr %20, align 4
-  %130 = add nsw i32 %129, 1
-  store i32 %130, ptr %20, align 4
-  br label %72, !llvm.loop !57
+  %128 = load ptr, ptr %25, align 8
+  %129 = load i64, ptr %26, align 8
+  %130 = getelementptr inbounds float, ptr %128, i64 %129
+  call void @write(ptr noundef %130, <8 x float> noundef zeroinitializer) #13
+  br label %131
 
 131:
-  %132 = load i64, ptr %14, align 8
-  %133 = load i64, ptr %14, align 8
-  %134 = srem i64 %133, 32
-  %135 = sub nsw i64 %132, %134
-  store i64 %135, ptr %23, align 8
-  br label %136
+  %132 = load i64, ptr %26, align 8
+  %133 = add nsw i64 %132, 8
+  store i64 %133, ptr %26, align 8
+  br label %122, !llvm.loop !65
 
-136:
-  %137 = load i64, ptr %23, align 8
-  %138 = load i64, ptr %13, align 8
-  %139 = icmp sle i64 %137, %138
-  br i1 %139, label %140, label %256
+134:
+  %135 = load ptr, ptr %25, align 8
+  %136 = getelementptr inbounds float, ptr %135, i64 8
+  store float 0xFFF0000000000000, ptr %136, align 4
+  br label %137
+
+137:
+  %138 = load i64, ptr %24, align 8
+  %139 = add nsw i64 %138, 1
+  store i64 %139, ptr %24, align 8
+  br label %108, !llvm.loop !66
 
 140:
-  %141 = load ptr, ptr %15, align 8
-  %142 = load i64, ptr %23, align 8
-  %143 = sdiv i64 %142, 32
-  %144 = getelementptr inbounds i32, ptr %141, i64 %143
-  %145 = load i32, ptr %144, align 4
-  %146 = sext i32 %145 to i64
-  store i64 %146, ptr %24, align 8
-  %147 = load i64, ptr %24, align 8
-  %148 = load ptr, ptr %11, align 8
-  %149 = getelementptr inbounds nuw %struct.attention, ptr %148, i32 0, i32 1
-  %150 = load i64, ptr %149, align 8
-  %151 = mul nsw i64 %147, %150
-  %152 = load i64, ptr %8, align 8
-  %153 = add nsw i64 %151, %152
-  %154 = load i64, ptr %12, align 8
-  %155 = mul nsw i64 %153, %154
-  %156 = mul nsw i64 %155, 32
-  store i64 %156, ptr %25, align 8
-  %157 = load ptr, ptr %11, align 8
-  %158 = getelementptr inbounds nuw %struct.attention, ptr %157, i32 0, i32 5
-  %159 = load ptr, ptr %158, align 8
-  %160 = load i64, ptr %25, align 8
-  %161 = getelementptr inbounds half, ptr %159, i64 %160
-  store ptr %161, ptr %26, align 8
-  %162 = load ptr, ptr %11, align 8
-  %163 = getelementptr inbounds nuw %struct.attention, ptr %162, i32 0, i32 6
-  %164 = load ptr, ptr %163, align 8
-  %165 = load i64, ptr %25, align 8
-  %166 = getelementptr inbounds half, ptr %164, i64 %165
-  store ptr %166, ptr %27, align 8
-  %167 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %28, i64 0, i64 0
-  %168 = getelementptr inbounds [4 x ptr], ptr %17, i64 0, i64 0
-  %169 = load ptr, ptr %26, align 8
-  %170 = load i64, ptr %12, align 8
-  %171 = load i32, ptr %10, align 4
-  call void @score(ptr noundef %167, ptr noundef %168, ptr noundef %169, i64 noundef %170, i32 noundef %171) #11
-  store i32 0, ptr %30, align 4
-  br label %172
+  %141 = load i64, ptr %21, align 8
+  store i64 %141, ptr %27, align 8
+  br label %142
 
-172:
-  %173 = load i32, ptr %30, align 4
-  %174 = load i32, ptr %10, align 4
-  %175 = icmp slt i32 %173, %174
-  br i1 %175, label %176, label %198
+142:
+  %143 = load i64, ptr %27, align 8
+  %144 = load i64, ptr %22, align 8
+  %145 = icmp sle i64 %143, %144
+  br i1 %145, label %146, label %377
 
-176:
-  %177 = load i32, ptr %30, align 4
-  %178 = sext i32 %177 to i64
-  %179 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %178
-  %180 = load i32, ptr %30, align 4
-  %181 = sext i32 %180 to i64
-  %182 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %28, i64 0, i64 %181
-  %183 = getelementptr inbounds [4 x <8 x float>], ptr %182, i64 0, i64 0
-  %184 = load float, ptr %16, align 4
-  %185 = load i64, ptr %14, align 8
-  %186 = load i64, ptr %23, align 8
-  %187 = sub nsw i64 %185, %186
-  %188 = load i64, ptr %13, align 8
-  %189 = load i64, ptr %23, align 8
-  %190 = sub nsw i64 %188, %189
-  %191 = call <8 x float> @weigh(ptr noundef %179, ptr noundef %183, float noundef %184, i64 noundef %187, i64 noundef %190) #11
-  %192 = load i32, ptr %30, align 4
-  %193 = sext i32 %192 to i64
-  %194 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 %193
-  store <8 x float> %191, ptr %194, align 32
-  br label %195
+146:
+  %147 = load i64, ptr %27, align 8
+  %148 = sdiv i64 %147, 32
+  store i64 %148, ptr %28, align 8
+  %149 = load ptr, ptr %19, align 8
+  %150 = load i64, ptr %28, align 8
+  %151 = load i64, ptr %27, align 8
+  %152 = add nsw i64 %151, 32
+  %153 = load i64, ptr %22, align 8
+  %154 = icmp sle i64 %152, %153
+  %155 = zext i1 %154 to i32
+  %156 = sext i32 %155 to i64
+  %157 = add nsw i64 %150, %156
+  %158 = getelementptr inbounds i32, ptr %149, i64 %157
+  %159 = load i32, ptr %158, align 4
+  %160 = sext i32 %159 to i64
+  store i64 %160, ptr %29, align 8
+  %161 = load ptr, ptr %19, align 8
+  %162 = load i64, ptr %28, align 8
+  %163 = getelementptr inbounds i32, ptr %161, i64 %162
+  %164 = load i32, ptr %163, align 4
+  %165 = sext i32 %164 to i64
+  %166 = load ptr, ptr %15, align 8
+  %167 = getelementptr inbounds nuw %struct.attention, ptr %166, i32 0, i32 1
+  %168 = load i64, ptr %167, align 8
+  %169 = mul nsw i64 %165, %168
+  %170 = load i64, ptr %11, align 8
+  %171 = add nsw i64 %169, %170
+  %172 = load i64, ptr %20, align 8
+  %173 = mul nsw i64 %171, %172
+  store i64 %173, ptr %30, align 8
+  %174 = load i64, ptr %29, align 8
+  %175 = load ptr, ptr %15, align 8
+  %176 = getelementptr inbounds nuw %struct.attention, ptr %175, i32 0, i32 1
+  %177 = load i64, ptr %176, align 8
+  %178 = mul nsw i64 %174, %177
+  %179 = load i64, ptr %11, align 8
+  %180 = add nsw i64 %178, %179
+  %181 = load i64, ptr %20, align 8
+  %182 = mul nsw i64 %180, %181
+  store i64 %182, ptr %31, align 8
+  %183 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 0
+  %184 = load ptr, ptr %15, align 8
+  %185 = getelementptr inbounds nuw %struct.attention, ptr %184, i32 0, i32 5
+  %186 = load ptr, ptr %185, align 8
+  %187 = load i64, ptr %30, align 8
+  %188 = getelementptr inbounds half, ptr %186, i64 %187
+  store ptr %188, ptr %183, align 8
+  %189 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 1
+  %190 = load ptr, ptr %15, align 8
+  %191 = getelementptr inbounds nuw %struct.attention, ptr %190, i32 0, i32 6
+  %192 = load ptr, ptr %191, align 8
+  %193 = load i64, ptr %30, align 8
+  %194 = getelementptr inbounds half, ptr %192, i64 %193
+  store ptr %194, ptr %189, align 8
+  %195 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 2
+  %196 = load ptr, ptr %15, align 8
+  %197 = getelementptr inbounds nuw %struct.attention, ptr %196, i32 0, i32 5
+  %198 = load ptr, ptr %197, align 8
+  %199 = load i64, ptr %31, align 8
+  %200 = getelementptr inbounds half, ptr %198, i64 %199
+  store ptr %200, ptr %195, align 8
+  %201 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 3
+  %202 = load ptr, ptr %15, align 8
+  %203 = getelementptr inbounds nuw %struct.attention, ptr %202, i32 0, i32 6
+  %204 = load ptr, ptr %203, align 8
+  %205 = load i64, ptr %31, align 8
+  %206 = getelementptr inbounds half, ptr %204, i64 %205
+  store ptr %206, ptr %201, align 8
+  %207 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 4
+  %208 = load i64, ptr %16, align 8
+  store i64 %208, ptr %207, align 8
+  %209 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 5
+  %210 = load ptr, ptr %15, align 8
+  %211 = getelementptr inbounds nuw %struct.attention, ptr %210, i32 0, i32 3
+  %212 = load float, ptr %211, align 8
+  store float %212, ptr %209, align 8
+  %213 = getelementptr i8, ptr %32, i64 44
+  call void @llvm.memset.p0.i64(ptr align 4 %213, i8 0, i64 4, i1 false)
+  %214 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 6
+  store i64 0, ptr %214, align 8
+  %215 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 7
+  store i64 31, ptr %215, align 8
+  store i32 1, ptr %33, align 4
+  %216 = load i64, ptr %9, align 8
+  store i64 %216, ptr %34, align 8
+  br label %217
 
-195:
-  %196 = load i32, ptr %30, align 4
-  %197 = add nsw i32 %196, 1
-  store i32 %197, ptr %30, align 4
-  br label %172, !llvm.loop !58
+217:
+  %218 = load i64, ptr %34, align 8
+  %219 = load i64, ptr %10, align 8
+  %220 = icmp slt i64 %218, %219
+  br i1 %220, label %221, label %245
 
-198:
-  %199 = load i64, ptr %14, align 8
-  %200 = load i64, ptr %23, align 8
-  %201 = sub nsw i64 %199, %200
-  %202 = call i64 @larger(i64 noundef %201, i64 noundef 0) #11
-  store i64 %202, ptr %31, align 8
-  %203 = load i64, ptr %13, align 8
-  %204 = load i64, ptr %23, align 8
-  %205 = sub nsw i64 %203, %204
-  %206 = add nsw i64 %205, 1
-  %207 = call i64 @smaller(i64 noundef %206, i64 noundef 32) #11
-  store i64 %207, ptr %32, align 8
-  %208 = load i32, ptr %10, align 4
-  %209 = call i32 @vectors_at_once(i32 noundef %208) #11
-  store i32 %209, ptr %33, align 4
-  store i64 0, ptr %34, align 8
-  br label %210
+221:
+  %222 = load ptr, ptr %8, align 8
+  %223 = load i64, ptr %34, align 8
+  %224 = call i64 @oldest(ptr noundef %222, i64 noundef %223) #13
+  %225 = load i64, ptr %27, align 8
+  %226 = icmp sle i64 %224, %225
+  br i1 %226, label %227, label %237
 
-210:
-  %211 = load i64, ptr %34, align 8
-  %212 = load i32, ptr %33, align 4
-  %213 = mul nsw i32 %212, 8
-  %214 = sext i32 %213 to i64
-  %215 = add nsw i64 %211, %214
-  %216 = load i64, ptr %12, align 8
-  %217 = icmp sle i64 %215, %216
-  br i1 %217, label %218, label %235
-
-218:
-  %219 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 0
-  %220 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 0
-  %221 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 0
-  %222 = load ptr, ptr %27, align 8
-  %223 = load i64, ptr %12, align 8
-  %224 = load i64, ptr %34, align 8
-  %225 = load i64, ptr %31, align 8
-  %226 = load i64, ptr %32, align 8
-  %227 = load i32, ptr %10, align 4
-  %228 = load i32, ptr %33, align 4
-  call void @add_vectors(ptr noundef %219, ptr noundef %220, ptr noundef %221, ptr noundef %222, i64 noundef %223, i64 noundef %224, i64 noundef %225, i64 noundef %226, i32 noundef %227, i32 noundef %228) #11
-  br label %229
-
-229:
-  %230 = load i32, ptr %33, align 4
-  %231 = mul nsw i32 %230, 8
+227:
+  %228 = load ptr, ptr %18, align 8
+  %229 = load i64, ptr %34, align 8
+  %230 = getelementptr inbounds i32, ptr %228, i64 %229
+  %231 = load i32, ptr %230, align 4
   %232 = sext i32 %231 to i64
-  %233 = load i64, ptr %34, align 8
-  %234 = add nsw i64 %233, %232
-  store i64 %234, ptr %34, align 8
-  br label %210, !llvm.loop !59
+  %233 = load i64, ptr %27, align 8
+  %234 = add nsw i64 %233, 32
+  %235 = sub nsw i64 %234, 1
+  %236 = icmp sge i64 %232, %235
+  br label %237
 
-235:
-  %236 = load i32, ptr %33, align 4
-  %237 = icmp sgt i32 %236, 2
-  br i1 %237, label %238, label %252
-
-238:
-  %239 = load i64, ptr %34, align 8
-  %240 = load i64, ptr %12, align 8
-  %241 = icmp slt i64 %239, %240
-  br i1 %241, label %242, label %252
+237:
+  %238 = phi i1 [ false, %221 ], [ %236, %227 ]
+  %239 = zext i1 %238 to i32
+  %240 = load i32, ptr %33, align 4
+  %241 = and i32 %240, %239
+  store i32 %241, ptr %33, align 4
+  br label %242
 
 242:
-  %243 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 0
-  %244 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 0
-  %245 = getelementptr inbounds [4 x <8 x float>], ptr %29, i64 0, i64 0
-  %246 = load ptr, ptr %27, align 8
-  %247 = load i64, ptr %12, align 8
-  %248 = load i64, ptr %34, align 8
-  %249 = load i64, ptr %31, align 8
-  %250 = load i64, ptr %32, align 8
-  %251 = load i32, ptr %10, align 4
-  call void @add_vectors(ptr noundef %243, ptr noundef %244, ptr noundef %245, ptr noundef %246, i64 noundef %247, i64 noundef %248, i64 noundef %249, i64 noundef %250, i32 noundef %251, i32 noundef 2) #11
-  br label %252
+  %243 = load i64, ptr %34, align 8
+  %244 = add nsw i64 %243, 1
+  store i64 %244, ptr %34, align 8
+  br label %217, !llvm.loop !67
 
-252:
-  br label %253
+245:
+  %246 = load i64, ptr %9, align 8
+  store i64 %246, ptr %35, align 8
+  br label %247
 
-253:
-  %254 = load i64, ptr %23, align 8
-  %255 = add nsw i64 %254, 32
-  store i64 %255, ptr %23, align 8
-  br label %136, !llvm.loop !60
+247:
+  %248 = load i64, ptr %35, align 8
+  %249 = load i64, ptr %10, align 8
+  %250 = icmp slt i64 %248, %249
+  br i1 %250, label %251, label %373
 
-256:
-  store i32 0, ptr %35, align 4
-  br label %257
+251:
+  %252 = load i64, ptr %35, align 8
+  %253 = load i64, ptr %9, align 8
+  %254 = sub nsw i64 %252, %253
+  %255 = load i64, ptr %17, align 8
+  %256 = mul nsw i64 %254, %255
+  store i64 %256, ptr %36, align 8
+  %257 = load i32, ptr %33, align 4
+  %258 = icmp ne i32 %257, 0
+  br i1 %258, label %259, label %265
 
-257:
-  %258 = load i32, ptr %35, align 4
-  %259 = load i32, ptr %10, align 4
-  %260 = icmp slt i32 %258, %259
-  br i1 %260, label %261, label %298
+259:
+  %260 = load i64, ptr %10, align 8
+  %261 = load i64, ptr %9, align 8
+  %262 = sub nsw i64 %260, %261
+  %263 = load i64, ptr %17, align 8
+  %264 = mul nsw i64 %262, %263
+  br label %269
 
-261:
-  %262 = load i32, ptr %35, align 4
-  %263 = sext i32 %262 to i64
-  %264 = getelementptr inbounds [4 x %struct.sums], ptr %19, i64 0, i64 %263
-  %265 = getelementptr inbounds nuw %struct.sums, ptr %264, i32 0, i32 1
-  %266 = load <8 x float>, ptr %265, align 32
-  %267 = call float @sum(<8 x float> noundef %266) #11
-  %268 = fdiv float 1.000000e+00, %267
-  store float %268, ptr %36, align 4
-  store i64 0, ptr %37, align 8
+265:
+  %266 = load i64, ptr %36, align 8
+  %267 = load i64, ptr %17, align 8
+  %268 = add nsw i64 %266, %267
   br label %269
 
 269:
-  %270 = load i64, ptr %37, align 8
-  %271 = load i64, ptr %12, align 8
-  %272 = icmp slt i64 %270, %271
-  br i1 %272, label %273, label %294
+  %270 = phi i64 [ %264, %259 ], [ %268, %265 ]
+  store i64 %270, ptr %37, align 8
+  %271 = load i32, ptr %33, align 4
+  %272 = icmp ne i32 %271, 0
+  br i1 %272, label %290, label %273
 
 273:
-  %274 = load i32, ptr %35, align 4
-  %275 = sext i32 %274 to i64
-  %276 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %275
-  %277 = load ptr, ptr %276, align 8
-  %278 = load i64, ptr %37, align 8
-  %279 = getelementptr inbounds float, ptr %277, i64 %278
-  %280 = load i32, ptr %35, align 4
-  %281 = sext i32 %280 to i64
-  %282 = getelementptr inbounds [4 x ptr], ptr %18, i64 0, i64 %281
-  %283 = load ptr, ptr %282, align 8
-  %284 = load i64, ptr %37, align 8
-  %285 = getelementptr inbounds float, ptr %283, i64 %284
-  %286 = call <8 x float> @read(ptr noundef %285) #11
-  %287 = load float, ptr %36, align 4
-  %288 = insertelement <8 x float> poison, float %287, i64 0
-  %289 = shufflevector <8 x float> %288, <8 x float> poison, <8 x i32> zeroinitializer
-  %290 = fmul <8 x float> %286, %289
-  call void @write(ptr noundef %279, <8 x float> noundef %290) #11
-  br label %291
+  %274 = load ptr, ptr %8, align 8
+  %275 = load i64, ptr %35, align 8
+  %276 = call i64 @oldest(ptr noundef %274, i64 noundef %275) #13
+  %277 = load i64, ptr %27, align 8
+  %278 = sub nsw i64 %276, %277
+  %279 = call i64 @larger(i64 noundef %278, i64 noundef 0) #13
+  %280 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 6
+  store i64 %279, ptr %280, align 8
+  %281 = load ptr, ptr %18, align 8
+  %282 = load i64, ptr %35, align 8
+  %283 = getelementptr inbounds i32, ptr %281, i64 %282
+  %284 = load i32, ptr %283, align 4
+  %285 = sext i32 %284 to i64
+  %286 = load i64, ptr %27, align 8
+  %287 = sub nsw i64 %285, %286
+  %288 = call i64 @smaller(i64 noundef %287, i64 noundef 31) #13
+  %289 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 7
+  store i64 %288, ptr %289, align 8
+  br label %290
 
-291:
-  %292 = load i64, ptr %37, align 8
-  %293 = add nsw i64 %292, 8
-  store i64 %293, ptr %37, align 8
-  br label %269, !llvm.loop !61
+290:
+  %291 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 6
+  %292 = load i64, ptr %291, align 8
+  %293 = getelementptr inbounds nuw %struct.block, ptr %32, i32 0, i32 7
+  %294 = load i64, ptr %293, align 8
+  %295 = icmp sgt i64 %292, %294
+  br i1 %295, label %296, label %297
 
-294:
-  br label %295
+296:
+  br label %370
 
-295:
-  %296 = load i32, ptr %35, align 4
-  %297 = add nsw i32 %296, 1
-  store i32 %297, ptr %35, align 4
-  br label %257, !llvm.loop !62
+297:
+  br label %298
 
 298:
+  %299 = load i64, ptr %36, align 8
+  %300 = load i64, ptr %37, align 8
+  %301 = icmp slt i64 %299, %300
+  br i1 %301, label %302, label %365
+
+302:
+  %303 = load i64, ptr %37, align 8
+  %304 = load i64, ptr %36, align 8
+  %305 = sub nsw i64 %303, %304
+  %306 = call i64 @smaller(i64 noundef %305, i64 noundef 4) #13
+  store i64 %306, ptr %40, align 8
+  %307 = load i64, ptr %36, align 8
+  store i64 %307, ptr %41, align 8
+  br label %308
+
+308:
+  %309 = load i64, ptr %41, align 8
+  %310 = load i64, ptr %36, align 8
+  %311 = load i64, ptr %40, align 8
+  %312 = add nsw i64 %310, %311
+  %313 = icmp slt i64 %309, %312
+  br i1 %313, label %314, label %356
+
+314:
+  %315 = load i64, ptr %9, align 8
+  %316 = load i64, ptr %41, align 8
+  %317 = load i64, ptr %17, align 8
+  %318 = sdiv i64 %316, %317
+  %319 = add nsw i64 %315, %318
+  store i64 %319, ptr %42, align 8
+  %320 = load i64, ptr %11, align 8
+  %321 = load i64, ptr %17, align 8
+  %322 = mul nsw i64 %320, %321
+  %323 = load i64, ptr %41, align 8
+  %324 = load i64, ptr %17, align 8
+  %325 = srem i64 %323, %324
+  %326 = add nsw i64 %322, %325
+  store i64 %326, ptr %43, align 8
+  %327 = load ptr, ptr %8, align 8
+  %328 = getelementptr inbounds nuw %struct.anon.0, ptr %327, i32 0, i32 1
+  %329 = load ptr, ptr %328, align 8
+  %330 = load i64, ptr %42, align 8
+  %331 = load ptr, ptr %15, align 8
+  %332 = getelementptr inbounds nuw %struct.attention, ptr %331, i32 0, i32 0
+  %333 = load i64, ptr %332, align 8
+  %334 = mul nsw i64 %330, %333
+  %335 = load i64, ptr %43, align 8
+  %336 = add nsw i64 %334, %335
+  %337 = load i64, ptr %16, align 8
+  %338 = mul nsw i64 %336, %337
+  %339 = getelementptr inbounds float, ptr %329, i64 %338
+  %340 = load i64, ptr %41, align 8
+  %341 = load i64, ptr %36, align 8
+  %342 = sub nsw i64 %340, %341
+  %343 = getelementptr inbounds [4 x ptr], ptr %38, i64 0, i64 %342
+  store ptr %339, ptr %343, align 8
+  %344 = load ptr, ptr %13, align 8
+  %345 = load i64, ptr %41, align 8
+  %346 = load i64, ptr %14, align 8
+  %347 = mul nsw i64 %345, %346
+  %348 = getelementptr inbounds float, ptr %344, i64 %347
+  %349 = load i64, ptr %41, align 8
+  %350 = load i64, ptr %36, align 8
+  %351 = sub nsw i64 %349, %350
+  %352 = getelementptr inbounds [4 x ptr], ptr %39, i64 0, i64 %351
+  store ptr %348, ptr %352, align 8
+  br label %353
+
+353:
+  %354 = load i64, ptr %41, align 8
+  %355 = add nsw i64 %354, 1
+  store i64 %355, ptr %41, align 8
+  br label %308, !llvm.loop !68
+
+356:
+  %357 = load i64, ptr %40, align 8
+  %358 = getelementptr inbounds [5 x ptr], ptr @BLOCK_FUNCTIONS, i64 0, i64 %357
+  %359 = load ptr, ptr %358, align 8
+  %360 = getelementptr inbounds [4 x ptr], ptr %38, i64 0, i64 0
+  %361 = getelementptr inbounds [4 x ptr], ptr %39, i64 0, i64 0
+  call void %359(ptr noundef %32, ptr noundef %360, ptr noundef %361) #13
+  br label %362
+
+362:
+  %363 = load i64, ptr %36, align 8
+  %364 = add nsw i64 %363, 4
+  store i64 %364, ptr %36, align 8
+  br label %298, !llvm.loop !69
+
+365:
+  %366 = load i32, ptr %33, align 4
+  %367 = icmp ne i32 %366, 0
+  br i1 %367, label %368, label %369
+
+368:
+  br label %373
+
+369:
+  br label %370
+
+370:
+  %371 = load i64, ptr %35, align 8
+  %372 = add nsw i64 %371, 1
+  store i64 %372, ptr %35, align 8
+  br label %247, !llvm.loop !70
+
+373:
+  br label %374
+
+374:
+  %375 = load i64, ptr %27, align 8
+  %376 = add nsw i64 %375, 32
+  store i64 %376, ptr %27, align 8
+  br label %142, !llvm.loop !71
+
+377:
   ret void
+}
+
+define internal void @join(ptr noundef %0, ptr noundef %1, i64 noundef %2) #4 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca float, align 4
+  %8 = alloca float, align 4
+  %9 = alloca <8 x float>, align 32
+  %10 = alloca <8 x float>, align 32
+  %11 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  store float 0xFFF0000000000000, ptr %7, align 4
+  %12 = load ptr, ptr %5, align 8
+  %13 = getelementptr inbounds float, ptr %12, i64 8
+  %14 = load float, ptr %13, align 4
+  %15 = fcmp oeq float %14, 0xFFF0000000000000
+  br i1 %15, label %16, label %17
+
+16:
+  br label %87
+
+17:
+  %18 = load ptr, ptr %4, align 8
+  %19 = getelementptr inbounds float, ptr %18, i64 8
+  %20 = load float, ptr %19, align 4
+  %21 = load ptr, ptr %5, align 8
+  %22 = getelementptr inbounds float, ptr %21, i64 8
+  %23 = load float, ptr %22, align 4
+  %24 = fcmp ogt float %20, %23
+  br i1 %24, label %25, label %29
+
+25:
+  %26 = load ptr, ptr %4, align 8
+  %27 = getelementptr inbounds float, ptr %26, i64 8
+  %28 = load float, ptr %27, align 4
+  br label %33
+
+29:
+  %30 = load ptr, ptr %5, align 8
+  %31 = getelementptr inbounds float, ptr %30, i64 8
+  %32 = load float, ptr %31, align 4
+  br label %33
+
+33:
+  %34 = phi float [ %28, %25 ], [ %32, %29 ]
+  store float %34, ptr %8, align 4
+  %35 = load ptr, ptr %4, align 8
+  %36 = getelementptr inbounds float, ptr %35, i64 8
+  %37 = load float, ptr %36, align 4
+  %38 = fcmp oeq float %37, 0xFFF0000000000000
+  br i1 %38, label %39, label %40
+
+39:
+  br label %49
+
+40:
+  %41 = load ptr, ptr %4, align 8
+  %42 = getelementptr inbounds float, ptr %41, i64 8
+  %43 = load float, ptr %42, align 4
+  %44 = load float, ptr %8, align 4
+  %45 = fsub float %43, %44
+  %46 = insertelement <8 x float> poison, float %45, i64 0
+  %47 = shufflevector <8 x float> %46, <8 x float> poison, <8 x i32> zeroinitializer
+  %48 = call <8 x float> @exponential(<8 x float> noundef %47) #13
+  br label %49
+
+49:
+  %50 = phi <8 x float> [ zeroinitializer, %39 ], [ %48, %40 ]
+  store <8 x float> %50, ptr %9, align 32
+  %51 = load ptr, ptr %5, align 8
+  %52 = getelementptr inbounds float, ptr %51, i64 8
+  %53 = load float, ptr %52, align 4
+  %54 = load float, ptr %8, align 4
+  %55 = fsub float %53, %54
+  %56 = insertelement <8 x float> poison, float %55, i64 0
+  %57 = shufflevector <8 x float> %56, <8 x float> poison, <8 x i32> zeroinitializer
+  %58 = call <8 x float> @exponential(<8 x float> noundef %57) #13
+  store <8 x float> %58, ptr %10, align 32
+  store i64 0, ptr %11, align 8
+  br label %59
+
+59:
+  %60 = load i64, ptr %11, align 8
+  %61 = load i64, ptr %6, align 8
+  %62 = add nsw i64 16, %61
+  %63 = icmp slt i64 %60, %62
+  br i1 %63, label %64, label %83
+
+64:
+  %65 = load ptr, ptr %4, align 8
+  %66 = load i64, ptr %11, align 8
+  %67 = getelementptr inbounds float, ptr %65, i64 %66
+  %68 = load ptr, ptr %5, align 8
+  %69 = load i64, ptr %11, align 8
+  %70 = getelementptr inbounds float, ptr %68, i64 %69
+  %71 = call <8 x float> @read(ptr noundef %70) #13
+  %72 = load <8 x float>, ptr %10, align 32
+  %73 = load ptr, ptr %4, align 8
+  %74 = load i64, ptr %11, align 8
+  %75 = getelementptr inbounds float, ptr %73, i64 %74
+  %76 = call <8 x float> @read(ptr noundef %75) #13
+  %77 = load <8 x float>, ptr %9, align 32
+  %78 = fmul <8 x float> %76, %77
+  %79 = call <8 x float> @fused(<8 x float> noundef %71, <8 x float> noundef %72, <8 x float> noundef %78) #13
+  call void @write(ptr noundef %67, <8 x float> noundef %79) #13
+  br label %80
+
+80:
+  %81 = load i64, ptr %11, align 8
+  %82 = add nsw i64 %81, 8
+  store i64 %82, ptr %11, align 8
+  br label %59, !llvm.loop !72
+
+83:
+  %84 = load float, ptr %8, align 4
+  %85 = load ptr, ptr %4, align 8
+  %86 = getelementptr inbounds float, ptr %85, i64 8
+  store float %84, ptr %86, align 4
+  br label %87
+
+87:
+  ret void
+}
+
+define internal void @finish(ptr noundef %0, ptr noundef %1, i64 noundef %2) #3 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca i64, align 8
+  %7 = alloca float, align 4
+  %8 = alloca i64, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store i64 %2, ptr %6, align 8
+  %9 = load ptr, ptr %5, align 8
+  %10 = call <8 x float> @read(ptr noundef %9) #13
+  %11 = call float @sum(<8 x float> noundef %10) #13
+  %12 = fdiv float 1.000000e+00, %11
+  store float %12, ptr %7, align 4
+  store i64 0, ptr %8, align 8
+  br label %13
+
+13:
+  %14 = load i64, ptr %8, align 8
+  %15 = load i64, ptr %6, align 8
+  %16 = icmp slt i64 %14, %15
+  br i1 %16, label %17, label %33
+
+17:
+  %18 = load ptr, ptr %4, align 8
+  %19 = load i64, ptr %8, align 8
+  %20 = getelementptr inbounds float, ptr %18, i64 %19
+  %21 = load ptr, ptr %5, align 8
+  %22 = getelementptr inbounds float, ptr %21, i64 16
+  %23 = load i64, ptr %8, align 8
+  %24 = getelementptr inbounds float, ptr %22, i64 %23
+  %25 = call <8 x float> @read(ptr noundef %24) #13
+  %26 = load float, ptr %7, align 4
+  %27 = insertelement <8 x float> poison, float %26, i64 0
+  %28 = shufflevector <8 x float> %27, <8 x float> poison, <8 x i32> zeroinitializer
+  %29 = fmul <8 x float> %25, %28
+  call void @write(ptr noundef %20, <8 x float> noundef %29) #13
+  br label %30
+
+30:
+  %31 = load i64, ptr %8, align 8
+  %32 = add nsw i64 %31, 8
+  store i64 %32, ptr %8, align 8
+  br label %13, !llvm.loop !73
+
+33:
+  ret void
+}
+
+declare void @llvm.stackrestore.p0(ptr) #8
+
+define internal i64 @oldest(ptr noundef %0, i64 noundef %1) #1 {
+  %3 = alloca ptr, align 8
+  %4 = alloca i64, align 8
+  store ptr %0, ptr %3, align 8
+  store i64 %1, ptr %4, align 8
+  %5 = load ptr, ptr %3, align 8
+  %6 = getelementptr inbounds nuw %struct.anon.0, ptr %5, i32 0, i32 2
+  %7 = load ptr, ptr %6, align 8
+  %8 = load i64, ptr %4, align 8
+  %9 = getelementptr inbounds i32, ptr %7, i64 %8
+  %10 = load i32, ptr %9, align 4
+  %11 = sext i32 %10 to i64
+  %12 = load ptr, ptr %3, align 8
+  %13 = getelementptr inbounds nuw %struct.anon.0, ptr %12, i32 0, i32 0
+  %14 = load ptr, ptr %13, align 8
+  %15 = getelementptr inbounds nuw %struct.attention, ptr %14, i32 0, i32 4
+  %16 = load i64, ptr %15, align 8
+  %17 = sub nsw i64 %11, %16
+  %18 = add nsw i64 %17, 1
+  %19 = call i64 @larger(i64 noundef %18, i64 noundef 0) #13
+  ret i64 %19
 }
 
 define internal i64 @larger(i64 noundef %0, i64 noundef %1) #1 {
@@ -3563,497 +4402,716 @@ define internal void @write(ptr noundef %0, <8 x float> noundef %1) #3 {
   ret void
 }
 
-define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 noundef %3, i32 noundef %4) #3 {
+declare void @llvm.memset.p0.i64(ptr writeonly captures(none), i8, i64, i1 immarg) #9
+
+define internal void @add_block_1(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
-  %7 = alloca ptr, align 8
-  %8 = alloca ptr, align 8
-  %9 = alloca i64, align 8
-  %10 = alloca i32, align 4
-  %11 = alloca i32, align 4
-  %12 = alloca i32, align 4
-  %13 = alloca [4 x [4 x <8 x float>]], align 32
-  %14 = alloca i32, align 4
-  %15 = alloca i32, align 4
-  %16 = alloca i64, align 8
-  %17 = alloca ptr, align 8
-  %18 = alloca [4 x <8 x float>], align 32
-  %19 = alloca i32, align 4
-  %20 = alloca i32, align 4
-  %21 = alloca i32, align 4
-  %22 = alloca i32, align 4
-  %23 = alloca i32, align 4
-  store ptr %0, ptr %6, align 8
-  store ptr %1, ptr %7, align 8
-  store ptr %2, ptr %8, align 8
-  store i64 %3, ptr %9, align 8
-  store i32 %4, ptr %10, align 4
-  %24 = load i32, ptr %10, align 4
-  %25 = call i32 @vectors_at_once(i32 noundef %24) #11
-  store i32 %25, ptr %11, align 4
-  store i32 0, ptr %12, align 4
-  br label %26
-
-26:
-  %27 = load i32, ptr %12, align 4
-  %28 = icmp slt i32 %27, 4
-  br i1 %28, label %29, label %173
-
-29:
-  store i32 0, ptr %14, align 4
-  br label %30
-
-30:
-  %31 = load i32, ptr %14, align 4
-  %32 = load i32, ptr %10, align 4
-  %33 = icmp slt i32 %31, %32
-  br i1 %33, label %34, label %53
-
-34:
-  store i32 0, ptr %15, align 4
-  br label %35
-
-35:
-  %36 = load i32, ptr %15, align 4
-  %37 = load i32, ptr %11, align 4
-  %38 = icmp slt i32 %36, %37
-  br i1 %38, label %39, label %49
-
-39:
-  %40 = load i32, ptr %14, align 4
-  %41 = sext i32 %40 to i64
-  %42 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %41
-  %43 = load i32, ptr %15, align 4
-  %44 = sext i32 %43 to i64
-  %45 = getelementptr inbounds [4 x <8 x float>], ptr %42, i64 0, i64 %44
-  store <8 x float> zeroinitializer, ptr %45, align 32
-  br label %46
-
-46:
-  %47 = load i32, ptr %15, align 4
-  %48 = add nsw i32 %47, 1
-  store i32 %48, ptr %15, align 4
-  br label %35, !llvm.loop !63
-
-49:
-  br label %50
-
-50:
-  %51 = load i32, ptr %14, align 4
-  %52 = add nsw i32 %51, 1
-  store i32 %52, ptr %14, align 4
-  br label %30, !llvm.loop !64
-
-53:
-  store i64 0, ptr %16, align 8
-  br label %54
-
-54:
-  %55 = load i64, ptr %16, align 8
-  %56 = load i64, ptr %9, align 8
-  %57 = icmp slt i64 %55, %56
-  br i1 %57, label %58, label %134
-
-58:
-  %59 = load ptr, ptr %8, align 8
-  %60 = load i64, ptr %16, align 8
-  %61 = mul nsw i64 %60, 32
-  %62 = getelementptr inbounds half, ptr %59, i64 %61
-  %63 = load i32, ptr %12, align 4
-  %64 = mul nsw i32 %63, 8
-  %65 = sext i32 %64 to i64
-  %66 = getelementptr inbounds half, ptr %62, i64 %65
-  store ptr %66, ptr %17, align 8
-  store i32 0, ptr %19, align 4
-  br label %67
-
-67:
-  %68 = load i32, ptr %19, align 4
-  %69 = load i32, ptr %11, align 4
-  %70 = icmp slt i32 %68, %69
-  br i1 %70, label %71, label %84
-
-71:
-  %72 = load ptr, ptr %17, align 8
-  %73 = load i32, ptr %19, align 4
-  %74 = mul nsw i32 %73, 8
-  %75 = sext i32 %74 to i64
-  %76 = getelementptr inbounds half, ptr %72, i64 %75
-  %77 = call <8 x float> @read_halves(ptr noundef %76) #11
-  %78 = load i32, ptr %19, align 4
-  %79 = sext i32 %78 to i64
-  %80 = getelementptr inbounds [4 x <8 x float>], ptr %18, i64 0, i64 %79
-  store <8 x float> %77, ptr %80, align 32
-  br label %81
-
-81:
-  %82 = load i32, ptr %19, align 4
-  %83 = add nsw i32 %82, 1
-  store i32 %83, ptr %19, align 4
-  br label %67, !llvm.loop !65
-
-84:
-  store i32 0, ptr %20, align 4
-  br label %85
-
-85:
-  %86 = load i32, ptr %20, align 4
-  %87 = load i32, ptr %10, align 4
-  %88 = icmp slt i32 %86, %87
-  br i1 %88, label %89, label %130
-
-89:
-  store i32 0, ptr %21, align 4
-  br label %90
-
-90:
-  %91 = load i32, ptr %21, align 4
-  %92 = load i32, ptr %11, align 4
-  %93 = icmp slt i32 %91, %92
-  br i1 %93, label %94, label %126
-
-94:
-  %95 = load ptr, ptr %7, align 8
-  %96 = load i32, ptr %20, align 4
-  %97 = sext i32 %96 to i64
-  %98 = getelementptr inbounds ptr, ptr %95, i64 %97
-  %99 = load ptr, ptr %98, align 8
-  %100 = load i64, ptr %16, align 8
-  %101 = getelementptr inbounds float, ptr %99, i64 %100
-  %102 = load float, ptr %101, align 4
-  %103 = insertelement <8 x float> poison, float %102, i64 0
-  %104 = shufflevector <8 x float> %103, <8 x float> poison, <8 x i32> zeroinitializer
-  %105 = load i32, ptr %21, align 4
-  %106 = sext i32 %105 to i64
-  %107 = getelementptr inbounds [4 x <8 x float>], ptr %18, i64 0, i64 %106
-  %108 = load <8 x float>, ptr %107, align 32
-  %109 = load i32, ptr %20, align 4
-  %110 = sext i32 %109 to i64
-  %111 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %110
-  %112 = load i32, ptr %21, align 4
-  %113 = sext i32 %112 to i64
-  %114 = getelementptr inbounds [4 x <8 x float>], ptr %111, i64 0, i64 %113
-  %115 = load <8 x float>, ptr %114, align 32
-  %116 = call <8 x float> @fused(<8 x float> noundef %104, <8 x float> noundef %108, <8 x float> noundef %115) #11
-  %117 = load i32, ptr %20, align 4
-  %118 = sext i32 %117 to i64
-  %119 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %118
-  %120 = load i32, ptr %21, align 4
-  %121 = sext i32 %120 to i64
-  %122 = getelementptr inbounds [4 x <8 x float>], ptr %119, i64 0, i64 %121
-  store <8 x float> %116, ptr %122, align 32
-  br label %123
-
-123:
-  %124 = load i32, ptr %21, align 4
-  %125 = add nsw i32 %124, 1
-  store i32 %125, ptr %21, align 4
-  br label %90, !llvm.loop !66
-
-126:
-  br label %127
-
-127:
-  %128 = load i32, ptr %20, align 4
-  %129 = add nsw i32 %128, 1
-  store i32 %129, ptr %20, align 4
-  br label %85, !llvm.loop !67
-
-130:
-  br label %131
-
-131:
-  %132 = load i64, ptr %16, align 8
-  %133 = add nsw i64 %132, 1
-  store i64 %133, ptr %16, align 8
-  br label %54, !llvm.loop !68
-
-134:
-  store i32 0, ptr %22, align 4
-  br label %135
-
-135:
-  %136 = load i32, ptr %22, align 4
-  %137 = load i32, ptr %10, align 4
-  %138 = icmp slt i32 %136, %137
-  br i1 %138, label %139, label %168
-
-139:
-  store i32 0, ptr %23, align 4
-  br label %140
-
-140:
-  %141 = load i32, ptr %23, align 4
-  %142 = load i32, ptr %11, align 4
-  %143 = icmp slt i32 %141, %142
-  br i1 %143, label %144, label %164
-
-144:
-  %145 = load i32, ptr %22, align 4
-  %146 = sext i32 %145 to i64
-  %147 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %13, i64 0, i64 %146
-  %148 = load i32, ptr %23, align 4
-  %149 = sext i32 %148 to i64
-  %150 = getelementptr inbounds [4 x <8 x float>], ptr %147, i64 0, i64 %149
-  %151 = load <8 x float>, ptr %150, align 32
-  %152 = load ptr, ptr %6, align 8
-  %153 = load i32, ptr %22, align 4
-  %154 = sext i32 %153 to i64
-  %155 = getelementptr inbounds [4 x <8 x float>], ptr %152, i64 %154
-  %156 = load i32, ptr %12, align 4
-  %157 = load i32, ptr %23, align 4
-  %158 = add nsw i32 %156, %157
-  %159 = sext i32 %158 to i64
-  %160 = getelementptr inbounds [4 x <8 x float>], ptr %155, i64 0, i64 %159
-  store <8 x float> %151, ptr %160, align 32
-  br label %161
-
-161:
-  %162 = load i32, ptr %23, align 4
-  %163 = add nsw i32 %162, 1
-  store i32 %163, ptr %23, align 4
-  br label %140, !llvm.loop !69
-
-164:
-  br label %165
-
-165:
-  %166 = load i32, ptr %22, align 4
-  %167 = add nsw i32 %166, 1
-  store i32 %167, ptr %22, align 4
-  br label %135, !llvm.loop !70
-
-168:
-  br label %169
-
-169:
-  %170 = load i32, ptr %11, align 4
-  %171 = load i32, ptr %12, align 4
-  %172 = add nsw i32 %171, %170
-  store i32 %172, ptr %12, align 4
-  br label %26, !llvm.loop !71
-
-173:
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 1) #13
   ret void
 }
 
-define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, float noundef %2, i64 noundef %3, i64 noundef %4) #3 {
+define internal void @add_block_2(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 2) #13
+  ret void
+}
+
+define internal void @add_block_3(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 3) #13
+  ret void
+}
+
+define internal void @add_block_4(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 4) #13
+  ret void
+}
+
+define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #3 {
+  %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
   %7 = alloca ptr, align 8
-  %8 = alloca float, align 4
-  %9 = alloca i64, align 8
-  %10 = alloca i64, align 8
-  %11 = alloca [4 x <8 x float>], align 32
-  %12 = alloca <8 x float>, align 32
-  %13 = alloca [4 x <8 x i32>], align 32
-  %14 = alloca i32, align 4
-  %15 = alloca <8 x i32>, align 32
-  %16 = alloca <8 x i32>, align 32
-  %17 = alloca i32, align 4
-  %18 = alloca float, align 4
-  %19 = alloca float, align 4
-  %20 = alloca <8 x float>, align 32
-  %21 = alloca i32, align 4
-  %22 = alloca <8 x float>, align 32
-  store ptr %0, ptr %6, align 8
-  store ptr %1, ptr %7, align 8
-  store float %2, ptr %8, align 4
-  store i64 %3, ptr %9, align 8
-  store i64 %4, ptr %10, align 8
-  store i32 0, ptr %14, align 4
-  br label %23
+  %8 = alloca i32, align 4
+  %9 = alloca [4 x [4 x <8 x float>]], align 32
+  %10 = alloca [4 x <8 x float>], align 32
+  %11 = alloca [4 x [32 x float]], align 16
+  %12 = alloca i32, align 4
+  %13 = alloca i32, align 4
+  %14 = alloca i64, align 8
+  store ptr %0, ptr %5, align 8
+  store ptr %1, ptr %6, align 8
+  store ptr %2, ptr %7, align 8
+  store i32 %3, ptr %8, align 4
+  %15 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %9, i64 0, i64 0
+  %16 = load ptr, ptr %5, align 8
+  %17 = load ptr, ptr %6, align 8
+  %18 = load i32, ptr %8, align 4
+  call void @score(ptr noundef %15, ptr noundef %16, ptr noundef %17, i32 noundef %18) #13
+  store i32 0, ptr %12, align 4
+  br label %19
+
+19:
+  %20 = load i32, ptr %12, align 4
+  %21 = load i32, ptr %8, align 4
+  %22 = icmp slt i32 %20, %21
+  br i1 %22, label %23, label %45
 
 23:
-  %24 = load i32, ptr %14, align 4
-  %25 = icmp slt i32 %24, 4
-  br i1 %25, label %26, label %72
+  %24 = load i32, ptr %12, align 4
+  %25 = sext i32 %24 to i64
+  %26 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 %25
+  %27 = getelementptr inbounds [32 x float], ptr %26, i64 0, i64 0
+  %28 = load ptr, ptr %7, align 8
+  %29 = load i32, ptr %12, align 4
+  %30 = sext i32 %29 to i64
+  %31 = getelementptr inbounds ptr, ptr %28, i64 %30
+  %32 = load ptr, ptr %31, align 8
+  %33 = load i32, ptr %12, align 4
+  %34 = sext i32 %33 to i64
+  %35 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %9, i64 0, i64 %34
+  %36 = getelementptr inbounds [4 x <8 x float>], ptr %35, i64 0, i64 0
+  %37 = load ptr, ptr %5, align 8
+  %38 = call <8 x float> @weigh(ptr noundef %27, ptr noundef %32, ptr noundef %36, ptr noundef %37) #13
+  %39 = load i32, ptr %12, align 4
+  %40 = sext i32 %39 to i64
+  %41 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 %40
+  store <8 x float> %38, ptr %41, align 32
+  br label %42
 
-26:
-  store <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>, ptr %16, align 32
-  %27 = load <8 x i32>, ptr %16, align 32
-  %28 = load i32, ptr %14, align 4
-  %29 = mul nsw i32 %28, 8
-  %30 = insertelement <8 x i32> poison, i32 %29, i64 0
-  %31 = shufflevector <8 x i32> %30, <8 x i32> poison, <8 x i32> zeroinitializer
-  %32 = add <8 x i32> %27, %31
-  store <8 x i32> %32, ptr %15, align 32
-  %33 = load <8 x i32>, ptr %15, align 32
-  %34 = load i64, ptr %9, align 8
-  %35 = trunc i64 %34 to i32
-  %36 = insertelement <8 x i32> poison, i32 %35, i64 0
-  %37 = shufflevector <8 x i32> %36, <8 x i32> poison, <8 x i32> zeroinitializer
-  %38 = icmp sge <8 x i32> %33, %37
-  %39 = sext <8 x i1> %38 to <8 x i32>
-  %40 = load <8 x i32>, ptr %15, align 32
-  %41 = load i64, ptr %10, align 8
-  %42 = trunc i64 %41 to i32
-  %43 = insertelement <8 x i32> poison, i32 %42, i64 0
-  %44 = shufflevector <8 x i32> %43, <8 x i32> poison, <8 x i32> zeroinitializer
-  %45 = icmp sle <8 x i32> %40, %44
-  %46 = sext <8 x i1> %45 to <8 x i32>
-  %47 = and <8 x i32> %39, %46
-  %48 = load i32, ptr %14, align 4
-  %49 = sext i32 %48 to i64
-  %50 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %49
-  store <8 x i32> %47, ptr %50, align 32
-  %51 = load i32, ptr %14, align 4
+42:
+  %43 = load i32, ptr %12, align 4
+  %44 = add nsw i32 %43, 1
+  store i32 %44, ptr %12, align 4
+  br label %19, !llvm.loop !74
+
+45:
+  %46 = load i32, ptr %8, align 4
+  %47 = call i32 @vectors_at_once(i32 noundef %46) #13
+  store i32 %47, ptr %13, align 4
+  store i64 0, ptr %14, align 8
+  br label %48
+
+48:
+  %49 = load i64, ptr %14, align 8
+  %50 = load i32, ptr %13, align 4
+  %51 = mul nsw i32 %50, 8
   %52 = sext i32 %51 to i64
-  %53 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %52
-  %54 = load <8 x i32>, ptr %53, align 32
-  %55 = load ptr, ptr %7, align 8
-  %56 = load i32, ptr %14, align 4
-  %57 = sext i32 %56 to i64
-  %58 = getelementptr inbounds <8 x float>, ptr %55, i64 %57
-  %59 = load <8 x float>, ptr %58, align 32
-  %60 = load float, ptr %8, align 4
-  %61 = insertelement <8 x float> poison, float %60, i64 0
-  %62 = shufflevector <8 x float> %61, <8 x float> poison, <8 x i32> zeroinitializer
-  %63 = fmul <8 x float> %59, %62
-  %64 = icmp slt <8 x i32> %54, zeroinitializer
-  %65 = select <8 x i1> %64, <8 x float> %63, <8 x float> splat (float 0xFFF0000000000000)
-  %66 = load i32, ptr %14, align 4
-  %67 = sext i32 %66 to i64
-  %68 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %67
-  store <8 x float> %65, ptr %68, align 32
-  br label %69
+  %53 = add nsw i64 %49, %52
+  %54 = load ptr, ptr %5, align 8
+  %55 = getelementptr inbounds nuw %struct.block, ptr %54, i32 0, i32 4
+  %56 = load i64, ptr %55, align 8
+  %57 = icmp sle i64 %53, %56
+  br i1 %57, label %58, label %72
 
-69:
-  %70 = load i32, ptr %14, align 4
-  %71 = add nsw i32 %70, 1
-  store i32 %71, ptr %14, align 4
-  br label %23, !llvm.loop !72
+58:
+  %59 = load ptr, ptr %7, align 8
+  %60 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 0
+  %61 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 0
+  %62 = load ptr, ptr %5, align 8
+  %63 = load i64, ptr %14, align 8
+  %64 = load i32, ptr %8, align 4
+  %65 = load i32, ptr %13, align 4
+  call void @add_vectors(ptr noundef %59, ptr noundef %60, ptr noundef %61, ptr noundef %62, i64 noundef %63, i32 noundef %64, i32 noundef %65) #13
+  br label %66
+
+66:
+  %67 = load i32, ptr %13, align 4
+  %68 = mul nsw i32 %67, 8
+  %69 = sext i32 %68 to i64
+  %70 = load i64, ptr %14, align 8
+  %71 = add nsw i64 %70, %69
+  store i64 %71, ptr %14, align 8
+  br label %48, !llvm.loop !75
 
 72:
-  %73 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 0
-  %74 = load <8 x float>, ptr %73, align 32
-  store <8 x float> %74, ptr %12, align 32
-  store i32 1, ptr %17, align 4
-  br label %75
+  %73 = load i32, ptr %13, align 4
+  %74 = icmp sgt i32 %73, 2
+  br i1 %74, label %75, label %88
 
 75:
-  %76 = load i32, ptr %17, align 4
-  %77 = icmp slt i32 %76, 4
-  br i1 %77, label %78, label %96
+  %76 = load i64, ptr %14, align 8
+  %77 = load ptr, ptr %5, align 8
+  %78 = getelementptr inbounds nuw %struct.block, ptr %77, i32 0, i32 4
+  %79 = load i64, ptr %78, align 8
+  %80 = icmp slt i64 %76, %79
+  br i1 %80, label %81, label %88
+
+81:
+  %82 = load ptr, ptr %7, align 8
+  %83 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 0
+  %84 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 0
+  %85 = load ptr, ptr %5, align 8
+  %86 = load i64, ptr %14, align 8
+  %87 = load i32, ptr %8, align 4
+  call void @add_vectors(ptr noundef %82, ptr noundef %83, ptr noundef %84, ptr noundef %85, i64 noundef %86, i32 noundef %87, i32 noundef 2) #13
+  br label %88
+
+88:
+  ret void
+}
+
+define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #3 {
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca i32, align 4
+  %9 = alloca i32, align 4
+  %10 = alloca i32, align 4
+  %11 = alloca [4 x [4 x <8 x float>]], align 32
+  %12 = alloca i32, align 4
+  %13 = alloca i32, align 4
+  %14 = alloca i64, align 8
+  %15 = alloca ptr, align 8
+  %16 = alloca [4 x <8 x float>], align 32
+  %17 = alloca i32, align 4
+  %18 = alloca i32, align 4
+  %19 = alloca i32, align 4
+  %20 = alloca i32, align 4
+  %21 = alloca i32, align 4
+  store ptr %0, ptr %5, align 8
+  store ptr %1, ptr %6, align 8
+  store ptr %2, ptr %7, align 8
+  store i32 %3, ptr %8, align 4
+  %22 = load i32, ptr %8, align 4
+  %23 = call i32 @vectors_at_once(i32 noundef %22) #13
+  store i32 %23, ptr %9, align 4
+  store i32 0, ptr %10, align 4
+  br label %24
+
+24:
+  %25 = load i32, ptr %10, align 4
+  %26 = icmp slt i32 %25, 4
+  br i1 %26, label %27, label %197
+
+27:
+  store i32 0, ptr %12, align 4
+  br label %28
+
+28:
+  %29 = load i32, ptr %12, align 4
+  %30 = load i32, ptr %8, align 4
+  %31 = icmp slt i32 %29, %30
+  br i1 %31, label %32, label %51
+
+32:
+  store i32 0, ptr %13, align 4
+  br label %33
+
+33:
+  %34 = load i32, ptr %13, align 4
+  %35 = load i32, ptr %9, align 4
+  %36 = icmp slt i32 %34, %35
+  br i1 %36, label %37, label %47
+
+37:
+  %38 = load i32, ptr %12, align 4
+  %39 = sext i32 %38 to i64
+  %40 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %39
+  %41 = load i32, ptr %13, align 4
+  %42 = sext i32 %41 to i64
+  %43 = getelementptr inbounds [4 x <8 x float>], ptr %40, i64 0, i64 %42
+  store <8 x float> zeroinitializer, ptr %43, align 32
+  br label %44
+
+44:
+  %45 = load i32, ptr %13, align 4
+  %46 = add nsw i32 %45, 1
+  store i32 %46, ptr %13, align 4
+  br label %33, !llvm.loop !76
+
+47:
+  br label %48
+
+48:
+  %49 = load i32, ptr %12, align 4
+  %50 = add nsw i32 %49, 1
+  store i32 %50, ptr %12, align 4
+  br label %28, !llvm.loop !77
+
+51:
+  store i64 0, ptr %14, align 8
+  br label %52
+
+52:
+  %53 = load i64, ptr %14, align 8
+  %54 = load ptr, ptr %6, align 8
+  %55 = getelementptr inbounds nuw %struct.block, ptr %54, i32 0, i32 4
+  %56 = load i64, ptr %55, align 8
+  %57 = icmp slt i64 %53, %56
+  br i1 %57, label %58, label %158
+
+58:
+  %59 = load ptr, ptr %6, align 8
+  %60 = getelementptr inbounds nuw %struct.block, ptr %59, i32 0, i32 0
+  %61 = load ptr, ptr %60, align 8
+  %62 = load i64, ptr %14, align 8
+  %63 = mul nsw i64 %62, 32
+  %64 = getelementptr inbounds half, ptr %61, i64 %63
+  %65 = load i32, ptr %10, align 4
+  %66 = mul nsw i32 %65, 8
+  %67 = sext i32 %66 to i64
+  %68 = getelementptr inbounds half, ptr %64, i64 %67
+  store ptr %68, ptr %15, align 8
+  %69 = load i32, ptr %10, align 4
+  %70 = icmp ne i32 %69, 0
+  br i1 %70, label %78, label %71
+
+71:
+  %72 = load ptr, ptr %6, align 8
+  %73 = getelementptr inbounds nuw %struct.block, ptr %72, i32 0, i32 2
+  %74 = load ptr, ptr %73, align 8
+  %75 = load i64, ptr %14, align 8
+  %76 = mul nsw i64 %75, 32
+  %77 = getelementptr inbounds half, ptr %74, i64 %76
+  call void @llvm.prefetch.p0(ptr %77, i32 0, i32 2, i32 1)
+  br label %78
 
 78:
-  %79 = load i32, ptr %17, align 4
-  %80 = sext i32 %79 to i64
-  %81 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %80
-  %82 = load <8 x float>, ptr %81, align 32
-  %83 = load <8 x float>, ptr %12, align 32
-  %84 = fcmp ogt <8 x float> %82, %83
-  %85 = sext <8 x i1> %84 to <8 x i32>
-  %86 = load i32, ptr %17, align 4
-  %87 = sext i32 %86 to i64
-  %88 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %87
-  %89 = load <8 x float>, ptr %88, align 32
-  %90 = load <8 x float>, ptr %12, align 32
-  %91 = icmp slt <8 x i32> %85, zeroinitializer
-  %92 = select <8 x i1> %91, <8 x float> %89, <8 x float> %90
-  store <8 x float> %92, ptr %12, align 32
-  br label %93
+  %79 = load i32, ptr %10, align 4
+  %80 = load i32, ptr %9, align 4
+  %81 = add nsw i32 %79, %80
+  %82 = icmp eq i32 %81, 4
+  br i1 %82, label %83, label %90
 
-93:
-  %94 = load i32, ptr %17, align 4
-  %95 = add nsw i32 %94, 1
-  store i32 %95, ptr %17, align 4
-  br label %75, !llvm.loop !73
+83:
+  %84 = load ptr, ptr %6, align 8
+  %85 = getelementptr inbounds nuw %struct.block, ptr %84, i32 0, i32 3
+  %86 = load ptr, ptr %85, align 8
+  %87 = load i64, ptr %14, align 8
+  %88 = mul nsw i64 %87, 32
+  %89 = getelementptr inbounds half, ptr %86, i64 %88
+  call void @llvm.prefetch.p0(ptr %89, i32 0, i32 2, i32 1)
+  br label %90
 
-96:
-  %97 = load ptr, ptr %6, align 8
-  %98 = getelementptr inbounds nuw %struct.sums, ptr %97, i32 0, i32 0
-  %99 = load float, ptr %98, align 32
-  store float %99, ptr %18, align 4
-  %100 = load <8 x float>, ptr %12, align 32
-  %101 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %100)
-  store float %101, ptr %19, align 4
-  %102 = load float, ptr %19, align 4
-  %103 = load float, ptr %18, align 4
-  %104 = fcmp ogt float %102, %103
-  br i1 %104, label %105, label %107
+90:
+  store i32 0, ptr %17, align 4
+  br label %91
+
+91:
+  %92 = load i32, ptr %17, align 4
+  %93 = load i32, ptr %9, align 4
+  %94 = icmp slt i32 %92, %93
+  br i1 %94, label %95, label %108
+
+95:
+  %96 = load ptr, ptr %15, align 8
+  %97 = load i32, ptr %17, align 4
+  %98 = mul nsw i32 %97, 8
+  %99 = sext i32 %98 to i64
+  %100 = getelementptr inbounds half, ptr %96, i64 %99
+  %101 = call <8 x float> @read_halves(ptr noundef %100) #13
+  %102 = load i32, ptr %17, align 4
+  %103 = sext i32 %102 to i64
+  %104 = getelementptr inbounds [4 x <8 x float>], ptr %16, i64 0, i64 %103
+  store <8 x float> %101, ptr %104, align 32
+  br label %105
 
 105:
-  %106 = load float, ptr %19, align 4
-  br label %109
+  %106 = load i32, ptr %17, align 4
+  %107 = add nsw i32 %106, 1
+  store i32 %107, ptr %17, align 4
+  br label %91, !llvm.loop !78
 
-107:
-  %108 = load float, ptr %18, align 4
+108:
+  store i32 0, ptr %18, align 4
   br label %109
 
 109:
-  %110 = phi float [ %106, %105 ], [ %108, %107 ]
-  %111 = load ptr, ptr %6, align 8
-  %112 = getelementptr inbounds nuw %struct.sums, ptr %111, i32 0, i32 0
-  store float %110, ptr %112, align 32
-  %113 = load float, ptr %18, align 4
-  %114 = load ptr, ptr %6, align 8
-  %115 = getelementptr inbounds nuw %struct.sums, ptr %114, i32 0, i32 0
-  %116 = load float, ptr %115, align 32
-  %117 = fsub float %113, %116
-  %118 = insertelement <8 x float> poison, float %117, i64 0
-  %119 = shufflevector <8 x float> %118, <8 x float> poison, <8 x i32> zeroinitializer
-  %120 = call <8 x float> @exponential(<8 x float> noundef %119) #11
-  store <8 x float> %120, ptr %20, align 32
-  %121 = load <8 x float>, ptr %20, align 32
-  %122 = load ptr, ptr %6, align 8
-  %123 = getelementptr inbounds nuw %struct.sums, ptr %122, i32 0, i32 1
-  %124 = load <8 x float>, ptr %123, align 32
-  %125 = fmul <8 x float> %124, %121
-  store <8 x float> %125, ptr %123, align 32
-  store i32 0, ptr %21, align 4
-  br label %126
+  %110 = load i32, ptr %18, align 4
+  %111 = load i32, ptr %8, align 4
+  %112 = icmp slt i32 %110, %111
+  br i1 %112, label %113, label %154
 
-126:
-  %127 = load i32, ptr %21, align 4
-  %128 = icmp slt i32 %127, 4
-  br i1 %128, label %129, label %164
+113:
+  store i32 0, ptr %19, align 4
+  br label %114
 
-129:
-  %130 = load i32, ptr %21, align 4
-  %131 = sext i32 %130 to i64
-  %132 = getelementptr inbounds [4 x <8 x float>], ptr %11, i64 0, i64 %131
-  %133 = load <8 x float>, ptr %132, align 32
-  %134 = load ptr, ptr %6, align 8
-  %135 = getelementptr inbounds nuw %struct.sums, ptr %134, i32 0, i32 0
-  %136 = load float, ptr %135, align 32
-  %137 = insertelement <8 x float> poison, float %136, i64 0
-  %138 = shufflevector <8 x float> %137, <8 x float> poison, <8 x i32> zeroinitializer
-  %139 = fsub <8 x float> %133, %138
-  %140 = call <8 x float> @exponential(<8 x float> noundef %139) #11
-  store <8 x float> %140, ptr %22, align 32
-  %141 = load i32, ptr %21, align 4
+114:
+  %115 = load i32, ptr %19, align 4
+  %116 = load i32, ptr %9, align 4
+  %117 = icmp slt i32 %115, %116
+  br i1 %117, label %118, label %150
+
+118:
+  %119 = load ptr, ptr %7, align 8
+  %120 = load i32, ptr %18, align 4
+  %121 = sext i32 %120 to i64
+  %122 = getelementptr inbounds ptr, ptr %119, i64 %121
+  %123 = load ptr, ptr %122, align 8
+  %124 = load i64, ptr %14, align 8
+  %125 = getelementptr inbounds float, ptr %123, i64 %124
+  %126 = load float, ptr %125, align 4
+  %127 = insertelement <8 x float> poison, float %126, i64 0
+  %128 = shufflevector <8 x float> %127, <8 x float> poison, <8 x i32> zeroinitializer
+  %129 = load i32, ptr %19, align 4
+  %130 = sext i32 %129 to i64
+  %131 = getelementptr inbounds [4 x <8 x float>], ptr %16, i64 0, i64 %130
+  %132 = load <8 x float>, ptr %131, align 32
+  %133 = load i32, ptr %18, align 4
+  %134 = sext i32 %133 to i64
+  %135 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %134
+  %136 = load i32, ptr %19, align 4
+  %137 = sext i32 %136 to i64
+  %138 = getelementptr inbounds [4 x <8 x float>], ptr %135, i64 0, i64 %137
+  %139 = load <8 x float>, ptr %138, align 32
+  %140 = call <8 x float> @fused(<8 x float> noundef %128, <8 x float> noundef %132, <8 x float> noundef %139) #13
+  %141 = load i32, ptr %18, align 4
   %142 = sext i32 %141 to i64
-  %143 = getelementptr inbounds [4 x <8 x i32>], ptr %13, i64 0, i64 %142
-  %144 = load <8 x i32>, ptr %143, align 32
-  %145 = load <8 x float>, ptr %22, align 32
-  %146 = icmp slt <8 x i32> %144, zeroinitializer
-  %147 = select <8 x i1> %146, <8 x float> %145, <8 x float> zeroinitializer
-  store <8 x float> %147, ptr %22, align 32
-  %148 = load ptr, ptr %6, align 8
-  %149 = getelementptr inbounds nuw %struct.sums, ptr %148, i32 0, i32 2
-  %150 = getelementptr inbounds [32 x float], ptr %149, i64 0, i64 0
-  %151 = load i32, ptr %21, align 4
-  %152 = mul nsw i32 %151, 8
-  %153 = sext i32 %152 to i64
-  %154 = getelementptr inbounds float, ptr %150, i64 %153
-  %155 = load <8 x float>, ptr %22, align 32
-  call void @write(ptr noundef %154, <8 x float> noundef %155) #11
-  %156 = load <8 x float>, ptr %22, align 32
-  %157 = load ptr, ptr %6, align 8
-  %158 = getelementptr inbounds nuw %struct.sums, ptr %157, i32 0, i32 1
-  %159 = load <8 x float>, ptr %158, align 32
-  %160 = fadd <8 x float> %159, %156
-  store <8 x float> %160, ptr %158, align 32
-  br label %161
+  %143 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %142
+  %144 = load i32, ptr %19, align 4
+  %145 = sext i32 %144 to i64
+  %146 = getelementptr inbounds [4 x <8 x float>], ptr %143, i64 0, i64 %145
+  store <8 x float> %140, ptr %146, align 32
+  br label %147
 
-161:
-  %162 = load i32, ptr %21, align 4
-  %163 = add nsw i32 %162, 1
-  store i32 %163, ptr %21, align 4
-  br label %126, !llvm.loop !74
+147:
+  %148 = load i32, ptr %19, align 4
+  %149 = add nsw i32 %148, 1
+  store i32 %149, ptr %19, align 4
+  br label %114, !llvm.loop !79
+
+150:
+  br label %151
+
+151:
+  %152 = load i32, ptr %18, align 4
+  %153 = add nsw i32 %152, 1
+  store i32 %153, ptr %18, align 4
+  br label %109, !llvm.loop !80
+
+154:
+  br label %155
+
+155:
+  %156 = load i64, ptr %14, align 8
+  %157 = add nsw i64 %156, 1
+  store i64 %157, ptr %14, align 8
+  br label %52, !llvm.loop !81
+
+158:
+  store i32 0, ptr %20, align 4
+  br label %159
+
+159:
+  %160 = load i32, ptr %20, align 4
+  %161 = load i32, ptr %8, align 4
+  %162 = icmp slt i32 %160, %161
+  br i1 %162, label %163, label %192
+
+163:
+  store i32 0, ptr %21, align 4
+  br label %164
 
 164:
-  %165 = load <8 x float>, ptr %20, align 32
-  ret <8 x float> %165
+  %165 = load i32, ptr %21, align 4
+  %166 = load i32, ptr %9, align 4
+  %167 = icmp slt i32 %165, %166
+  br i1 %167, label %168, label %188
+
+168:
+  %169 = load i32, ptr %20, align 4
+  %170 = sext i32 %169 to i64
+  %171 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %170
+  %172 = load i32, ptr %21, align 4
+  %173 = sext i32 %172 to i64
+  %174 = getelementptr inbounds [4 x <8 x float>], ptr %171, i64 0, i64 %173
+  %175 = load <8 x float>, ptr %174, align 32
+  %176 = load ptr, ptr %5, align 8
+  %177 = load i32, ptr %20, align 4
+  %178 = sext i32 %177 to i64
+  %179 = getelementptr inbounds [4 x <8 x float>], ptr %176, i64 %178
+  %180 = load i32, ptr %10, align 4
+  %181 = load i32, ptr %21, align 4
+  %182 = add nsw i32 %180, %181
+  %183 = sext i32 %182 to i64
+  %184 = getelementptr inbounds [4 x <8 x float>], ptr %179, i64 0, i64 %183
+  store <8 x float> %175, ptr %184, align 32
+  br label %185
+
+185:
+  %186 = load i32, ptr %21, align 4
+  %187 = add nsw i32 %186, 1
+  store i32 %187, ptr %21, align 4
+  br label %164, !llvm.loop !82
+
+188:
+  br label %189
+
+189:
+  %190 = load i32, ptr %20, align 4
+  %191 = add nsw i32 %190, 1
+  store i32 %191, ptr %20, align 4
+  br label %159, !llvm.loop !83
+
+192:
+  br label %193
+
+193:
+  %194 = load i32, ptr %9, align 4
+  %195 = load i32, ptr %10, align 4
+  %196 = add nsw i32 %195, %194
+  store i32 %196, ptr %10, align 4
+  br label %24, !llvm.loop !84
+
+197:
+  ret void
+}
+
+define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3) #3 {
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  %7 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca [4 x <8 x float>], align 32
+  %10 = alloca <8 x float>, align 32
+  %11 = alloca [4 x <8 x i32>], align 32
+  %12 = alloca i32, align 4
+  %13 = alloca <8 x i32>, align 32
+  %14 = alloca <8 x i32>, align 32
+  %15 = alloca <8 x float>, align 32
+  %16 = alloca i32, align 4
+  %17 = alloca float, align 4
+  %18 = alloca float, align 4
+  %19 = alloca float, align 4
+  %20 = alloca <8 x float>, align 32
+  %21 = alloca <8 x float>, align 32
+  %22 = alloca i32, align 4
+  %23 = alloca <8 x float>, align 32
+  store ptr %0, ptr %5, align 8
+  store ptr %1, ptr %6, align 8
+  store ptr %2, ptr %7, align 8
+  store ptr %3, ptr %8, align 8
+  store i32 0, ptr %12, align 4
+  br label %24
+
+24:
+  %25 = load i32, ptr %12, align 4
+  %26 = icmp slt i32 %25, 4
+  br i1 %26, label %27, label %80
+
+27:
+  store <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>, ptr %14, align 32
+  %28 = load <8 x i32>, ptr %14, align 32
+  %29 = load i32, ptr %12, align 4
+  %30 = mul nsw i32 %29, 8
+  %31 = insertelement <8 x i32> poison, i32 %30, i64 0
+  %32 = shufflevector <8 x i32> %31, <8 x i32> poison, <8 x i32> zeroinitializer
+  %33 = add <8 x i32> %28, %32
+  store <8 x i32> %33, ptr %13, align 32
+  %34 = load <8 x i32>, ptr %13, align 32
+  %35 = load ptr, ptr %8, align 8
+  %36 = getelementptr inbounds nuw %struct.block, ptr %35, i32 0, i32 6
+  %37 = load i64, ptr %36, align 8
+  %38 = trunc i64 %37 to i32
+  %39 = insertelement <8 x i32> poison, i32 %38, i64 0
+  %40 = shufflevector <8 x i32> %39, <8 x i32> poison, <8 x i32> zeroinitializer
+  %41 = icmp sge <8 x i32> %34, %40
+  %42 = sext <8 x i1> %41 to <8 x i32>
+  %43 = load <8 x i32>, ptr %13, align 32
+  %44 = load ptr, ptr %8, align 8
+  %45 = getelementptr inbounds nuw %struct.block, ptr %44, i32 0, i32 7
+  %46 = load i64, ptr %45, align 8
+  %47 = trunc i64 %46 to i32
+  %48 = insertelement <8 x i32> poison, i32 %47, i64 0
+  %49 = shufflevector <8 x i32> %48, <8 x i32> poison, <8 x i32> zeroinitializer
+  %50 = icmp sle <8 x i32> %43, %49
+  %51 = sext <8 x i1> %50 to <8 x i32>
+  %52 = and <8 x i32> %42, %51
+  %53 = load i32, ptr %12, align 4
+  %54 = sext i32 %53 to i64
+  %55 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %54
+  store <8 x i32> %52, ptr %55, align 32
+  %56 = load ptr, ptr %7, align 8
+  %57 = load i32, ptr %12, align 4
+  %58 = sext i32 %57 to i64
+  %59 = getelementptr inbounds <8 x float>, ptr %56, i64 %58
+  %60 = load <8 x float>, ptr %59, align 32
+  %61 = load ptr, ptr %8, align 8
+  %62 = getelementptr inbounds nuw %struct.block, ptr %61, i32 0, i32 5
+  %63 = load float, ptr %62, align 8
+  %64 = insertelement <8 x float> poison, float %63, i64 0
+  %65 = shufflevector <8 x float> %64, <8 x float> poison, <8 x i32> zeroinitializer
+  %66 = fmul <8 x float> %60, %65
+  store <8 x float> %66, ptr %15, align 32
+  %67 = load i32, ptr %12, align 4
+  %68 = sext i32 %67 to i64
+  %69 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %68
+  %70 = load <8 x i32>, ptr %69, align 32
+  %71 = load <8 x float>, ptr %15, align 32
+  %72 = icmp slt <8 x i32> %70, zeroinitializer
+  %73 = select <8 x i1> %72, <8 x float> %71, <8 x float> splat (float 0xFFF0000000000000)
+  %74 = load i32, ptr %12, align 4
+  %75 = sext i32 %74 to i64
+  %76 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %75
+  store <8 x float> %73, ptr %76, align 32
+  br label %77
+
+77:
+  %78 = load i32, ptr %12, align 4
+  %79 = add nsw i32 %78, 1
+  store i32 %79, ptr %12, align 4
+  br label %24, !llvm.loop !85
+
+80:
+  %81 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 0
+  %82 = load <8 x float>, ptr %81, align 32
+  store <8 x float> %82, ptr %10, align 32
+  store i32 1, ptr %16, align 4
+  br label %83
+
+83:
+  %84 = load i32, ptr %16, align 4
+  %85 = icmp slt i32 %84, 4
+  br i1 %85, label %86, label %104
+
+86:
+  %87 = load i32, ptr %16, align 4
+  %88 = sext i32 %87 to i64
+  %89 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %88
+  %90 = load <8 x float>, ptr %89, align 32
+  %91 = load <8 x float>, ptr %10, align 32
+  %92 = fcmp ogt <8 x float> %90, %91
+  %93 = sext <8 x i1> %92 to <8 x i32>
+  %94 = load i32, ptr %16, align 4
+  %95 = sext i32 %94 to i64
+  %96 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %95
+  %97 = load <8 x float>, ptr %96, align 32
+  %98 = load <8 x float>, ptr %10, align 32
+  %99 = icmp slt <8 x i32> %93, zeroinitializer
+  %100 = select <8 x i1> %99, <8 x float> %97, <8 x float> %98
+  store <8 x float> %100, ptr %10, align 32
+  br label %101
+
+101:
+  %102 = load i32, ptr %16, align 4
+  %103 = add nsw i32 %102, 1
+  store i32 %103, ptr %16, align 4
+  br label %83, !llvm.loop !86
+
+104:
+  %105 = load ptr, ptr %6, align 8
+  %106 = getelementptr inbounds float, ptr %105, i64 8
+  %107 = load float, ptr %106, align 4
+  store float %107, ptr %17, align 4
+  %108 = load <8 x float>, ptr %10, align 32
+  %109 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %108)
+  store float %109, ptr %18, align 4
+  %110 = load float, ptr %18, align 4
+  %111 = load float, ptr %17, align 4
+  %112 = fcmp ogt float %110, %111
+  br i1 %112, label %113, label %115
+
+113:
+  %114 = load float, ptr %18, align 4
+  br label %117
+
+115:
+  %116 = load float, ptr %17, align 4
+  br label %117
+
+117:
+  %118 = phi float [ %114, %113 ], [ %116, %115 ]
+  %119 = load ptr, ptr %6, align 8
+  %120 = getelementptr inbounds float, ptr %119, i64 8
+  store float %118, ptr %120, align 4
+  store float %118, ptr %19, align 4
+  %121 = load float, ptr %17, align 4
+  %122 = load float, ptr %19, align 4
+  %123 = fsub float %121, %122
+  %124 = insertelement <8 x float> poison, float %123, i64 0
+  %125 = shufflevector <8 x float> %124, <8 x float> poison, <8 x i32> zeroinitializer
+  %126 = call <8 x float> @exponential(<8 x float> noundef %125) #13
+  store <8 x float> %126, ptr %20, align 32
+  %127 = load ptr, ptr %6, align 8
+  %128 = call <8 x float> @read(ptr noundef %127) #13
+  %129 = load <8 x float>, ptr %20, align 32
+  %130 = fmul <8 x float> %128, %129
+  store <8 x float> %130, ptr %21, align 32
+  store i32 0, ptr %22, align 4
+  br label %131
+
+131:
+  %132 = load i32, ptr %22, align 4
+  %133 = icmp slt i32 %132, 4
+  br i1 %133, label %134, label %163
+
+134:
+  %135 = load i32, ptr %22, align 4
+  %136 = sext i32 %135 to i64
+  %137 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %136
+  %138 = load <8 x float>, ptr %137, align 32
+  %139 = load float, ptr %19, align 4
+  %140 = insertelement <8 x float> poison, float %139, i64 0
+  %141 = shufflevector <8 x float> %140, <8 x float> poison, <8 x i32> zeroinitializer
+  %142 = fsub <8 x float> %138, %141
+  %143 = call <8 x float> @exponential(<8 x float> noundef %142) #13
+  store <8 x float> %143, ptr %23, align 32
+  %144 = load i32, ptr %22, align 4
+  %145 = sext i32 %144 to i64
+  %146 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %145
+  %147 = load <8 x i32>, ptr %146, align 32
+  %148 = load <8 x float>, ptr %23, align 32
+  %149 = icmp slt <8 x i32> %147, zeroinitializer
+  %150 = select <8 x i1> %149, <8 x float> %148, <8 x float> zeroinitializer
+  store <8 x float> %150, ptr %23, align 32
+  %151 = load ptr, ptr %5, align 8
+  %152 = load i32, ptr %22, align 4
+  %153 = mul nsw i32 %152, 8
+  %154 = sext i32 %153 to i64
+  %155 = getelementptr inbounds float, ptr %151, i64 %154
+  %156 = load <8 x float>, ptr %23, align 32
+  call void @write(ptr noundef %155, <8 x float> noundef %156) #13
+  %157 = load <8 x float>, ptr %23, align 32
+  %158 = load <8 x float>, ptr %21, align 32
+  %159 = fadd <8 x float> %158, %157
+  store <8 x float> %159, ptr %21, align 32
+  br label %160
+
+160:
+  %161 = load i32, ptr %22, align 4
+  %162 = add nsw i32 %161, 1
+  store i32 %162, ptr %22, align 4
+  br label %131, !llvm.loop !87
+
+163:
+  %164 = load ptr, ptr %6, align 8
+  %165 = load <8 x float>, ptr %21, align 32
+  call void @write(ptr noundef %164, <8 x float> noundef %165) #13
+  %166 = load <8 x float>, ptr %20, align 32
+  ret <8 x float> %166
 }
 
 define internal i32 @vectors_at_once(i32 noundef %0) #1 {
@@ -4066,325 +5124,286 @@ define internal i32 @vectors_at_once(i32 noundef %0) #1 {
   ret i32 %6
 }
 
-define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i64 noundef %5, i64 noundef %6, i64 noundef %7, i32 noundef %8, i32 noundef %9) #3 {
+define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i32 noundef %5, i32 noundef %6) #3 {
+  %8 = alloca ptr, align 8
+  %9 = alloca ptr, align 8
+  %10 = alloca ptr, align 8
   %11 = alloca ptr, align 8
-  %12 = alloca ptr, align 8
-  %13 = alloca ptr, align 8
-  %14 = alloca ptr, align 8
-  %15 = alloca i64, align 8
-  %16 = alloca i64, align 8
-  %17 = alloca i64, align 8
+  %12 = alloca i64, align 8
+  %13 = alloca i32, align 4
+  %14 = alloca i32, align 4
+  %15 = alloca [4 x [4 x <8 x float>]], align 32
+  %16 = alloca i32, align 4
+  %17 = alloca i32, align 4
   %18 = alloca i64, align 8
-  %19 = alloca i32, align 4
-  %20 = alloca i32, align 4
-  %21 = alloca [4 x [4 x <8 x float>]], align 32
+  %19 = alloca ptr, align 8
+  %20 = alloca [4 x <8 x float>], align 32
+  %21 = alloca i32, align 4
   %22 = alloca i32, align 4
   %23 = alloca i32, align 4
-  %24 = alloca i64, align 8
-  %25 = alloca ptr, align 8
-  %26 = alloca [4 x <8 x float>], align 32
-  %27 = alloca i32, align 4
-  %28 = alloca i32, align 4
-  %29 = alloca i32, align 4
-  %30 = alloca i32, align 4
-  %31 = alloca i32, align 4
-  store ptr %0, ptr %11, align 8
-  store ptr %1, ptr %12, align 8
-  store ptr %2, ptr %13, align 8
-  store ptr %3, ptr %14, align 8
-  store i64 %4, ptr %15, align 8
-  store i64 %5, ptr %16, align 8
-  store i64 %6, ptr %17, align 8
-  store i64 %7, ptr %18, align 8
-  store i32 %8, ptr %19, align 4
-  store i32 %9, ptr %20, align 4
-  store i32 0, ptr %22, align 4
-  br label %32
+  %24 = alloca i32, align 4
+  %25 = alloca i32, align 4
+  store ptr %0, ptr %8, align 8
+  store ptr %1, ptr %9, align 8
+  store ptr %2, ptr %10, align 8
+  store ptr %3, ptr %11, align 8
+  store i64 %4, ptr %12, align 8
+  store i32 %5, ptr %13, align 4
+  store i32 %6, ptr %14, align 4
+  store i32 0, ptr %16, align 4
+  br label %26
 
-32:
-  %33 = load i32, ptr %22, align 4
-  %34 = load i32, ptr %19, align 4
-  %35 = icmp slt i32 %33, %34
-  br i1 %35, label %36, label %73
+26:
+  %27 = load i32, ptr %16, align 4
+  %28 = load i32, ptr %13, align 4
+  %29 = icmp slt i32 %27, %28
+  br i1 %29, label %30, label %68
 
-36:
-  store i32 0, ptr %23, align 4
-  br label %37
+30:
+  store i32 0, ptr %17, align 4
+  br label %31
 
-37:
-  %38 = load i32, ptr %23, align 4
-  %39 = load i32, ptr %20, align 4
-  %40 = icmp slt i32 %38, %39
-  br i1 %40, label %41, label %69
+31:
+  %32 = load i32, ptr %17, align 4
+  %33 = load i32, ptr %14, align 4
+  %34 = icmp slt i32 %32, %33
+  br i1 %34, label %35, label %64
 
-41:
-  %42 = load ptr, ptr %11, align 8
-  %43 = load i32, ptr %22, align 4
-  %44 = sext i32 %43 to i64
-  %45 = getelementptr inbounds ptr, ptr %42, i64 %44
-  %46 = load ptr, ptr %45, align 8
-  %47 = load i64, ptr %16, align 8
-  %48 = getelementptr inbounds float, ptr %46, i64 %47
-  %49 = load i32, ptr %23, align 4
-  %50 = mul nsw i32 %49, 8
+35:
+  %36 = load ptr, ptr %8, align 8
+  %37 = load i32, ptr %16, align 4
+  %38 = sext i32 %37 to i64
+  %39 = getelementptr inbounds ptr, ptr %36, i64 %38
+  %40 = load ptr, ptr %39, align 8
+  %41 = getelementptr inbounds float, ptr %40, i64 16
+  %42 = load i64, ptr %12, align 8
+  %43 = getelementptr inbounds float, ptr %41, i64 %42
+  %44 = load i32, ptr %17, align 4
+  %45 = mul nsw i32 %44, 8
+  %46 = sext i32 %45 to i64
+  %47 = getelementptr inbounds float, ptr %43, i64 %46
+  %48 = call <8 x float> @read(ptr noundef %47) #13
+  %49 = load ptr, ptr %10, align 8
+  %50 = load i32, ptr %16, align 4
   %51 = sext i32 %50 to i64
-  %52 = getelementptr inbounds float, ptr %48, i64 %51
-  %53 = call <8 x float> @read(ptr noundef %52) #11
-  %54 = load ptr, ptr %13, align 8
-  %55 = load i32, ptr %22, align 4
+  %52 = getelementptr inbounds <8 x float>, ptr %49, i64 %51
+  %53 = load <8 x float>, ptr %52, align 32
+  %54 = fmul <8 x float> %48, %53
+  %55 = load i32, ptr %16, align 4
   %56 = sext i32 %55 to i64
-  %57 = getelementptr inbounds <8 x float>, ptr %54, i64 %56
-  %58 = load <8 x float>, ptr %57, align 32
-  %59 = fmul <8 x float> %53, %58
-  %60 = load i32, ptr %22, align 4
-  %61 = sext i32 %60 to i64
-  %62 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %61
-  %63 = load i32, ptr %23, align 4
-  %64 = sext i32 %63 to i64
-  %65 = getelementptr inbounds [4 x <8 x float>], ptr %62, i64 0, i64 %64
-  store <8 x float> %59, ptr %65, align 32
-  br label %66
+  %57 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %56
+  %58 = load i32, ptr %17, align 4
+  %59 = sext i32 %58 to i64
+  %60 = getelementptr inbounds [4 x <8 x float>], ptr %57, i64 0, i64 %59
+  store <8 x float> %54, ptr %60, align 32
+  br label %61
 
-66:
-  %67 = load i32, ptr %23, align 4
-  %68 = add nsw i32 %67, 1
-  store i32 %68, ptr %23, align 4
-  br label %37, !llvm.loop !75
+61:
+  %62 = load i32, ptr %17, align 4
+  %63 = add nsw i32 %62, 1
+  store i32 %63, ptr %17, align 4
+  br label %31, !llvm.loop !88
 
-69:
-  br label %70
+64:
+  br label %65
 
-70:
-  %71 = load i32, ptr %22, align 4
-  %72 = add nsw i32 %71, 1
-  store i32 %72, ptr %22, align 4
-  br label %32, !llvm.loop !76
+65:
+  %66 = load i32, ptr %16, align 4
+  %67 = add nsw i32 %66, 1
+  store i32 %67, ptr %16, align 4
+  br label %26, !llvm.loop !89
 
-73:
-  %74 = load i64, ptr %17, align 8
-  store i64 %74, ptr %24, align 8
-  br label %75
+68:
+  %69 = load ptr, ptr %11, align 8
+  %70 = getelementptr inbounds nuw %struct.block, ptr %69, i32 0, i32 6
+  %71 = load i64, ptr %70, align 8
+  store i64 %71, ptr %18, align 8
+  br label %72
 
-75:
-  %76 = load i64, ptr %24, align 8
-  %77 = load i64, ptr %18, align 8
-  %78 = icmp slt i64 %76, %77
-  br i1 %78, label %79, label %154
+72:
+  %73 = load i64, ptr %18, align 8
+  %74 = load ptr, ptr %11, align 8
+  %75 = getelementptr inbounds nuw %struct.block, ptr %74, i32 0, i32 7
+  %76 = load i64, ptr %75, align 8
+  %77 = icmp sle i64 %73, %76
+  br i1 %77, label %78, label %156
 
-79:
-  %80 = load ptr, ptr %14, align 8
-  %81 = load i64, ptr %24, align 8
-  %82 = load i64, ptr %15, align 8
-  %83 = mul nsw i64 %81, %82
-  %84 = getelementptr inbounds half, ptr %80, i64 %83
-  %85 = load i64, ptr %16, align 8
-  %86 = getelementptr inbounds half, ptr %84, i64 %85
-  store ptr %86, ptr %25, align 8
-  store i32 0, ptr %27, align 4
-  br label %87
+78:
+  %79 = load ptr, ptr %11, align 8
+  %80 = getelementptr inbounds nuw %struct.block, ptr %79, i32 0, i32 1
+  %81 = load ptr, ptr %80, align 8
+  %82 = load i64, ptr %18, align 8
+  %83 = load ptr, ptr %11, align 8
+  %84 = getelementptr inbounds nuw %struct.block, ptr %83, i32 0, i32 4
+  %85 = load i64, ptr %84, align 8
+  %86 = mul nsw i64 %82, %85
+  %87 = getelementptr inbounds half, ptr %81, i64 %86
+  %88 = load i64, ptr %12, align 8
+  %89 = getelementptr inbounds half, ptr %87, i64 %88
+  store ptr %89, ptr %19, align 8
+  store i32 0, ptr %21, align 4
+  br label %90
 
-87:
-  %88 = load i32, ptr %27, align 4
-  %89 = load i32, ptr %20, align 4
-  %90 = icmp slt i32 %88, %89
-  br i1 %90, label %91, label %104
+90:
+  %91 = load i32, ptr %21, align 4
+  %92 = load i32, ptr %14, align 4
+  %93 = icmp slt i32 %91, %92
+  br i1 %93, label %94, label %107
 
-91:
-  %92 = load ptr, ptr %25, align 8
-  %93 = load i32, ptr %27, align 4
-  %94 = mul nsw i32 %93, 8
-  %95 = sext i32 %94 to i64
-  %96 = getelementptr inbounds half, ptr %92, i64 %95
-  %97 = call <8 x float> @read_halves(ptr noundef %96) #11
-  %98 = load i32, ptr %27, align 4
-  %99 = sext i32 %98 to i64
-  %100 = getelementptr inbounds [4 x <8 x float>], ptr %26, i64 0, i64 %99
-  store <8 x float> %97, ptr %100, align 32
-  br label %101
-
-101:
-  %102 = load i32, ptr %27, align 4
-  %103 = add nsw i32 %102, 1
-  store i32 %103, ptr %27, align 4
-  br label %87, !llvm.loop !77
+94:
+  %95 = load ptr, ptr %19, align 8
+  %96 = load i32, ptr %21, align 4
+  %97 = mul nsw i32 %96, 8
+  %98 = sext i32 %97 to i64
+  %99 = getelementptr inbounds half, ptr %95, i64 %98
+  %100 = call <8 x float> @read_halves(ptr noundef %99) #13
+  %101 = load i32, ptr %21, align 4
+  %102 = sext i32 %101 to i64
+  %103 = getelementptr inbounds [4 x <8 x float>], ptr %20, i64 0, i64 %102
+  store <8 x float> %100, ptr %103, align 32
+  br label %104
 
 104:
-  store i32 0, ptr %28, align 4
-  br label %105
+  %105 = load i32, ptr %21, align 4
+  %106 = add nsw i32 %105, 1
+  store i32 %106, ptr %21, align 4
+  br label %90, !llvm.loop !90
 
-105:
-  %106 = load i32, ptr %28, align 4
-  %107 = load i32, ptr %19, align 4
-  %108 = icmp slt i32 %106, %107
-  br i1 %108, label %109, label %150
+107:
+  store i32 0, ptr %22, align 4
+  br label %108
 
-109:
-  store i32 0, ptr %29, align 4
-  br label %110
+108:
+  %109 = load i32, ptr %22, align 4
+  %110 = load i32, ptr %13, align 4
+  %111 = icmp slt i32 %109, %110
+  br i1 %111, label %112, label %152
 
-110:
-  %111 = load i32, ptr %29, align 4
-  %112 = load i32, ptr %20, align 4
-  %113 = icmp slt i32 %111, %112
-  br i1 %113, label %114, label %146
+112:
+  store i32 0, ptr %23, align 4
+  br label %113
 
-114:
-  %115 = load ptr, ptr %12, align 8
-  %116 = load i32, ptr %28, align 4
-  %117 = sext i32 %116 to i64
-  %118 = getelementptr inbounds %struct.sums, ptr %115, i64 %117
-  %119 = getelementptr inbounds nuw %struct.sums, ptr %118, i32 0, i32 2
-  %120 = load i64, ptr %24, align 8
-  %121 = getelementptr inbounds [32 x float], ptr %119, i64 0, i64 %120
-  %122 = load float, ptr %121, align 4
-  %123 = insertelement <8 x float> poison, float %122, i64 0
-  %124 = shufflevector <8 x float> %123, <8 x float> poison, <8 x i32> zeroinitializer
-  %125 = load i32, ptr %29, align 4
-  %126 = sext i32 %125 to i64
-  %127 = getelementptr inbounds [4 x <8 x float>], ptr %26, i64 0, i64 %126
-  %128 = load <8 x float>, ptr %127, align 32
-  %129 = load i32, ptr %28, align 4
-  %130 = sext i32 %129 to i64
-  %131 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %130
-  %132 = load i32, ptr %29, align 4
-  %133 = sext i32 %132 to i64
-  %134 = getelementptr inbounds [4 x <8 x float>], ptr %131, i64 0, i64 %133
-  %135 = load <8 x float>, ptr %134, align 32
-  %136 = call <8 x float> @fused(<8 x float> noundef %124, <8 x float> noundef %128, <8 x float> noundef %135) #11
-  %137 = load i32, ptr %28, align 4
-  %138 = sext i32 %137 to i64
-  %139 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %138
-  %140 = load i32, ptr %29, align 4
-  %141 = sext i32 %140 to i64
-  %142 = getelementptr inbounds [4 x <8 x float>], ptr %139, i64 0, i64 %141
-  store <8 x float> %136, ptr %142, align 32
-  br label %143
+113:
+  %114 = load i32, ptr %23, align 4
+  %115 = load i32, ptr %14, align 4
+  %116 = icmp slt i32 %114, %115
+  br i1 %116, label %117, label %148
 
-143:
-  %144 = load i32, ptr %29, align 4
-  %145 = add nsw i32 %144, 1
-  store i32 %145, ptr %29, align 4
-  br label %110, !llvm.loop !78
+117:
+  %118 = load ptr, ptr %9, align 8
+  %119 = load i32, ptr %22, align 4
+  %120 = sext i32 %119 to i64
+  %121 = getelementptr inbounds [32 x float], ptr %118, i64 %120
+  %122 = load i64, ptr %18, align 8
+  %123 = getelementptr inbounds [32 x float], ptr %121, i64 0, i64 %122
+  %124 = load float, ptr %123, align 4
+  %125 = insertelement <8 x float> poison, float %124, i64 0
+  %126 = shufflevector <8 x float> %125, <8 x float> poison, <8 x i32> zeroinitializer
+  %127 = load i32, ptr %23, align 4
+  %128 = sext i32 %127 to i64
+  %129 = getelementptr inbounds [4 x <8 x float>], ptr %20, i64 0, i64 %128
+  %130 = load <8 x float>, ptr %129, align 32
+  %131 = load i32, ptr %22, align 4
+  %132 = sext i32 %131 to i64
+  %133 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %132
+  %134 = load i32, ptr %23, align 4
+  %135 = sext i32 %134 to i64
+  %136 = getelementptr inbounds [4 x <8 x float>], ptr %133, i64 0, i64 %135
+  %137 = load <8 x float>, ptr %136, align 32
+  %138 = call <8 x float> @fused(<8 x float> noundef %126, <8 x float> noundef %130, <8 x float> noundef %137) #13
+  %139 = load i32, ptr %22, align 4
+  %140 = sext i32 %139 to i64
+  %141 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %140
+  %142 = load i32, ptr %23, align 4
+  %143 = sext i32 %142 to i64
+  %144 = getelementptr inbounds [4 x <8 x float>], ptr %141, i64 0, i64 %143
+  store <8 x float> %138, ptr %144, align 32
+  br label %145
 
-146:
-  br label %147
+145:
+  %146 = load i32, ptr %23, align 4
+  %147 = add nsw i32 %146, 1
+  store i32 %147, ptr %23, align 4
+  br label %113, !llvm.loop !91
 
-147:
-  %148 = load i32, ptr %28, align 4
-  %149 = add nsw i32 %148, 1
-  store i32 %149, ptr %28, align 4
-  br label %105, !llvm.loop !79
+148:
+  br label %149
 
-150:
-  br label %151
+149:
+  %150 = load i32, ptr %22, align 4
+  %151 = add nsw i32 %150, 1
+  store i32 %151, ptr %22, align 4
+  br label %108, !llvm.loop !92
 
-151:
-  %152 = load i64, ptr %24, align 8
-  %153 = add nsw i64 %152, 1
-  store i64 %153, ptr %24, align 8
-  br label %75, !llvm.loop !80
+152:
+  br label %153
 
-154:
-  store i32 0, ptr %30, align 4
-  br label %155
+153:
+  %154 = load i64, ptr %18, align 8
+  %155 = add nsw i64 %154, 1
+  store i64 %155, ptr %18, align 8
+  br label %72, !llvm.loop !93
 
-155:
-  %156 = load i32, ptr %30, align 4
-  %157 = load i32, ptr %19, align 4
-  %158 = icmp slt i32 %156, %157
-  br i1 %158, label %159, label %190
+156:
+  store i32 0, ptr %24, align 4
+  br label %157
 
-159:
-  store i32 0, ptr %31, align 4
-  br label %160
+157:
+  %158 = load i32, ptr %24, align 4
+  %159 = load i32, ptr %13, align 4
+  %160 = icmp slt i32 %158, %159
+  br i1 %160, label %161, label %193
 
-160:
-  %161 = load i32, ptr %31, align 4
-  %162 = load i32, ptr %20, align 4
-  %163 = icmp slt i32 %161, %162
-  br i1 %163, label %164, label %186
+161:
+  store i32 0, ptr %25, align 4
+  br label %162
 
-164:
-  %165 = load ptr, ptr %11, align 8
-  %166 = load i32, ptr %30, align 4
-  %167 = sext i32 %166 to i64
-  %168 = getelementptr inbounds ptr, ptr %165, i64 %167
-  %169 = load ptr, ptr %168, align 8
-  %170 = load i64, ptr %16, align 8
-  %171 = getelementptr inbounds float, ptr %169, i64 %170
-  %172 = load i32, ptr %31, align 4
-  %173 = mul nsw i32 %172, 8
-  %174 = sext i32 %173 to i64
-  %175 = getelementptr inbounds float, ptr %171, i64 %174
-  %176 = load i32, ptr %30, align 4
+162:
+  %163 = load i32, ptr %25, align 4
+  %164 = load i32, ptr %14, align 4
+  %165 = icmp slt i32 %163, %164
+  br i1 %165, label %166, label %189
+
+166:
+  %167 = load ptr, ptr %8, align 8
+  %168 = load i32, ptr %24, align 4
+  %169 = sext i32 %168 to i64
+  %170 = getelementptr inbounds ptr, ptr %167, i64 %169
+  %171 = load ptr, ptr %170, align 8
+  %172 = getelementptr inbounds float, ptr %171, i64 16
+  %173 = load i64, ptr %12, align 8
+  %174 = getelementptr inbounds float, ptr %172, i64 %173
+  %175 = load i32, ptr %25, align 4
+  %176 = mul nsw i32 %175, 8
   %177 = sext i32 %176 to i64
-  %178 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %21, i64 0, i64 %177
-  %179 = load i32, ptr %31, align 4
+  %178 = getelementptr inbounds float, ptr %174, i64 %177
+  %179 = load i32, ptr %24, align 4
   %180 = sext i32 %179 to i64
-  %181 = getelementptr inbounds [4 x <8 x float>], ptr %178, i64 0, i64 %180
-  %182 = load <8 x float>, ptr %181, align 32
-  call void @write(ptr noundef %175, <8 x float> noundef %182) #11
-  br label %183
-
-183:
-  %184 = load i32, ptr %31, align 4
-  %185 = add nsw i32 %184, 1
-  store i32 %185, ptr %31, align 4
-  br label %160, !llvm.loop !81
+  %181 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %180
+  %182 = load i32, ptr %25, align 4
+  %183 = sext i32 %182 to i64
+  %184 = getelementptr inbounds [4 x <8 x float>], ptr %181, i64 0, i64 %183
+  %185 = load <8 x float>, ptr %184, align 32
+  call void @write(ptr noundef %178, <8 x float> noundef %185) #13
+  br label %186
 
 186:
-  br label %187
+  %187 = load i32, ptr %25, align 4
+  %188 = add nsw i32 %187, 1
+  store i32 %188, ptr %25, align 4
+  br label %162, !llvm.loop !94
 
-187:
-  %188 = load i32, ptr %30, align 4
-  %189 = add nsw i32 %188, 1
-  store i32 %189, ptr %30, align 4
-  br label %155, !llvm.loop !82
+189:
+  br label %190
 
 190:
+  %191 = load i32, ptr %24, align 4
+  %192 = add nsw i32 %191, 1
+  store i32 %192, ptr %24, align 4
+  br label %157, !llvm.loop !95
+
+193:
   ret void
-}
-
-define internal float @sum(<8 x float> noundef %0) #3 {
-  %2 = alloca <8 x float>, align 32
-  %3 = alloca float, align 4
-  %4 = alloca i32, align 4
-  store <8 x float> %0, ptr %2, align 32
-  store float 0.000000e+00, ptr %3, align 4
-  store i32 0, ptr %4, align 4
-  br label %5
-
-5:
-  %6 = load i32, ptr %4, align 4
-  %7 = icmp slt i32 %6, 8
-  br i1 %7, label %8, label %17
-
-8:
-  %9 = load <8 x float>, ptr %2, align 32
-  %10 = load i32, ptr %4, align 4
-  %11 = extractelement <8 x float> %9, i32 %10
-  %12 = load float, ptr %3, align 4
-  %13 = fadd float %12, %11
-  store float %13, ptr %3, align 4
-  br label %14
-
-14:
-  %15 = load i32, ptr %4, align 4
-  %16 = add nsw i32 %15, 1
-  store i32 %16, ptr %4, align 4
-  br label %5, !llvm.loop !83
-
-17:
-  %18 = load float, ptr %3, align 4
-  ret float %18
-}
-
-define internal <8 x float> @read(ptr noundef %0) #3 {
-  %2 = alloca ptr, align 8
-  store ptr %0, ptr %2, align 8
-  %3 = load ptr, ptr %2, align 8
-  %4 = load <8 x float>, ptr %3, align 1
-  ret <8 x float> %4
 }
 
 define internal <8 x float> @read_halves(ptr noundef %0) #3 {
@@ -4410,7 +5429,7 @@ define internal <8 x float> @fused(<8 x float> noundef %0, <8 x float> noundef %
   ret <8 x float> %10
 }
 
-declare float @llvm.vector.reduce.fmax.v8f32(<8 x float>) #8
+declare float @llvm.vector.reduce.fmax.v8f32(<8 x float>) #10
 
 define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   %2 = alloca <8 x float>, align 32
@@ -4444,8 +5463,8 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   %24 = load <8 x float>, ptr %5, align 32
   %25 = load <8 x float>, ptr %5, align 32
   %26 = load <8 x float>, ptr %2, align 32
-  %27 = call <8 x float> @fused(<8 x float> noundef %25, <8 x float> noundef splat (float 0xBFE6300000000000), <8 x float> noundef %26) #11
-  %28 = call <8 x float> @fused(<8 x float> noundef %24, <8 x float> noundef splat (float 0x3F2BD01060000000), <8 x float> noundef %27) #11
+  %27 = call <8 x float> @fused(<8 x float> noundef %25, <8 x float> noundef splat (float 0xBFE6300000000000), <8 x float> noundef %26) #13
+  %28 = call <8 x float> @fused(<8 x float> noundef %24, <8 x float> noundef splat (float 0x3F2BD01060000000), <8 x float> noundef %27) #13
   store <8 x float> %28, ptr %6, align 32
   store <8 x float> splat (float 0x3F56C16C20000000), ptr %7, align 32
   store i32 0, ptr %8, align 4
@@ -4465,7 +5484,7 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   %38 = load float, ptr %37, align 4
   %39 = insertelement <8 x float> poison, float %38, i64 0
   %40 = shufflevector <8 x float> %39, <8 x float> poison, <8 x i32> zeroinitializer
-  %41 = call <8 x float> @fused(<8 x float> noundef %33, <8 x float> noundef %34, <8 x float> noundef %40) #11
+  %41 = call <8 x float> @fused(<8 x float> noundef %33, <8 x float> noundef %34, <8 x float> noundef %40) #13
   store <8 x float> %41, ptr %7, align 32
   br label %42
 
@@ -4473,7 +5492,7 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   %43 = load i32, ptr %8, align 4
   %44 = add nsw i32 %43, 1
   store i32 %44, ptr %8, align 4
-  br label %29, !llvm.loop !84
+  br label %29, !llvm.loop !96
 
 45:
   %46 = load <8 x float>, ptr %7, align 32
@@ -4486,7 +5505,49 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   ret <8 x float> %52
 }
 
+define internal <8 x float> @read(ptr noundef %0) #3 {
+  %2 = alloca ptr, align 8
+  store ptr %0, ptr %2, align 8
+  %3 = load ptr, ptr %2, align 8
+  %4 = load <8 x float>, ptr %3, align 1
+  ret <8 x float> %4
+}
+
 declare <8 x float> @llvm.rint.v8f32(<8 x float>) #6
+
+define internal float @sum(<8 x float> noundef %0) #3 {
+  %2 = alloca <8 x float>, align 32
+  %3 = alloca float, align 4
+  %4 = alloca i32, align 4
+  store <8 x float> %0, ptr %2, align 32
+  store float 0.000000e+00, ptr %3, align 4
+  store i32 0, ptr %4, align 4
+  br label %5
+
+5:
+  %6 = load i32, ptr %4, align 4
+  %7 = icmp slt i32 %6, 8
+  br i1 %7, label %8, label %17
+
+8:
+  %9 = load <8 x float>, ptr %2, align 32
+  %10 = load i32, ptr %4, align 4
+  %11 = extractelement <8 x float> %9, i32 %10
+  %12 = load float, ptr %3, align 4
+  %13 = fadd float %12, %11
+  store float %13, ptr %3, align 4
+  br label %14
+
+14:
+  %15 = load i32, ptr %4, align 4
+  %16 = add nsw i32 %15, 1
+  store i32 %16, ptr %4, align 4
+  br label %5, !llvm.loop !97
+
+17:
+  %18 = load float, ptr %3, align 4
+  ret float %18
+}
 
 define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %2, i32 noundef %3) #3 {
   %5 = alloca ptr, align 8
@@ -4552,7 +5613,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %47 = load ptr, ptr %46, align 8
   %48 = load i64, ptr %14, align 8
   %49 = getelementptr inbounds float, ptr %47, i64 %48
-  %50 = call <8 x float> @read(ptr noundef %49) #11
+  %50 = call <8 x float> @read(ptr noundef %49) #13
   %51 = call <8 x float> @llvm.fabs.v8f32(<8 x float> %50)
   store <8 x float> %51, ptr %15, align 32
   %52 = load <8 x float>, ptr %15, align 32
@@ -4570,7 +5631,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %61 = load i64, ptr %14, align 8
   %62 = add nsw i64 %61, 8
   store i64 %62, ptr %14, align 8
-  br label %40, !llvm.loop !85
+  br label %40, !llvm.loop !98
 
 63:
   %64 = load <8 x float>, ptr %13, align 32
@@ -4608,7 +5669,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %82 = load ptr, ptr %81, align 8
   %83 = load i64, ptr %19, align 8
   %84 = getelementptr inbounds float, ptr %82, i64 %83
-  %85 = call <8 x float> @read(ptr noundef %84) #11
+  %85 = call <8 x float> @read(ptr noundef %84) #13
   %86 = load float, ptr %17, align 4
   %87 = insertelement <8 x float> poison, float %86, i64 0
   %88 = shufflevector <8 x float> %87, <8 x float> poison, <8 x i32> zeroinitializer
@@ -4623,7 +5684,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %95 = add <8 x i32> %94, %93
   store <8 x i32> %95, ptr %18, align 32
   %96 = load i32, ptr %8, align 4
-  %97 = call i64 @activation_bytes(i32 noundef %96) #11
+  %97 = call i64 @activation_bytes(i32 noundef %96) #13
   %98 = icmp eq i64 %97, 2
   br i1 %98, label %99, label %111
 
@@ -4675,7 +5736,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %129 = load i64, ptr %19, align 8
   %130 = add nsw i64 %129, 8
   store i64 %130, ptr %19, align 8
-  br label %75, !llvm.loop !86
+  br label %75, !llvm.loop !99
 
 131:
   %132 = load <8 x i32>, ptr %18, align 32
@@ -4701,7 +5762,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %148 = load i64, ptr %10, align 8
   %149 = add nsw i64 %148, 1
   store i64 %149, ptr %10, align 8
-  br label %28, !llvm.loop !87
+  br label %28, !llvm.loop !100
 
 150:
   ret void
@@ -4709,14 +5770,14 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
 
 declare <8 x float> @llvm.fabs.v8f32(<8 x float>) #6
 
-declare i32 @llvm.vector.reduce.add.v8i32(<8 x i32>) #8
+declare i32 @llvm.vector.reduce.add.v8i32(<8 x i32>) #10
 
 define internal <8 x float> @swish(<8 x float> noundef %0) #3 {
   %2 = alloca <8 x float>, align 32
   store <8 x float> %0, ptr %2, align 32
   %3 = load <8 x float>, ptr %2, align 32
   %4 = load <8 x float>, ptr %2, align 32
-  %5 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %4) #11
+  %5 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %4) #13
   ret <8 x float> %5
 }
 
@@ -4728,7 +5789,7 @@ define internal <8 x float> @gated(<8 x float> noundef %0, <8 x float> noundef %
   %5 = load <8 x float>, ptr %3, align 32
   %6 = load <8 x float>, ptr %4, align 32
   %7 = fneg <8 x float> %6
-  %8 = call <8 x float> @exponential(<8 x float> noundef %7) #11
+  %8 = call <8 x float> @exponential(<8 x float> noundef %7) #13
   %9 = fadd <8 x float> splat (float 1.000000e+00), %8
   %10 = fdiv <8 x float> %5, %9
   ret <8 x float> %10
@@ -4747,7 +5808,7 @@ define internal <8 x float> @gelu(<8 x float> noundef %0) #3 {
   %10 = fmul <8 x float> %9, splat (float 0x3FA6E4E260000000)
   %11 = fadd <8 x float> %4, %10
   %12 = fmul <8 x float> %11, splat (float 0x3FF9884540000000)
-  %13 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %12) #11
+  %13 = call <8 x float> @gated(<8 x float> noundef %3, <8 x float> noundef %12) #13
   ret <8 x float> %13
 }
 
@@ -4782,7 +5843,7 @@ define internal <8 x float> @erf_gelu(<8 x float> noundef %0) #3 {
   %21 = load float, ptr %20, align 4
   %22 = insertelement <8 x float> poison, float %21, i64 0
   %23 = shufflevector <8 x float> %22, <8 x float> poison, <8 x i32> zeroinitializer
-  %24 = call <8 x float> @fused(<8 x float> noundef %16, <8 x float> noundef %17, <8 x float> noundef %23) #11
+  %24 = call <8 x float> @fused(<8 x float> noundef %16, <8 x float> noundef %17, <8 x float> noundef %23) #13
   store <8 x float> %24, ptr %4, align 32
   br label %25
 
@@ -4790,7 +5851,7 @@ define internal <8 x float> @erf_gelu(<8 x float> noundef %0) #3 {
   %26 = load i32, ptr %5, align 4
   %27 = add nsw i32 %26, 1
   store i32 %27, ptr %5, align 4
-  br label %12, !llvm.loop !88
+  br label %12, !llvm.loop !101
 
 28:
   %29 = load <8 x float>, ptr %4, align 32
@@ -4800,7 +5861,7 @@ define internal <8 x float> @erf_gelu(<8 x float> noundef %0) #3 {
   %33 = load <8 x float>, ptr %2, align 32
   %34 = fmul <8 x float> %32, %33
   %35 = fmul <8 x float> %34, splat (float -5.000000e-01)
-  %36 = call <8 x float> @exponential(<8 x float> noundef %35) #11
+  %36 = call <8 x float> @exponential(<8 x float> noundef %35) #13
   %37 = fmul <8 x float> %31, %36
   %38 = fmul <8 x float> %37, splat (float 5.000000e-01)
   store <8 x float> %38, ptr %6, align 32
@@ -4840,13 +5901,13 @@ define internal <8 x float> @square(<8 x float> noundef %0) #3 {
 
 declare float @llvm.log.f32(float) #6
 
-declare void @llvm.x86.sse2.pause() #9
+declare void @llvm.x86.sse2.pause() #11
 
 declare float @llvm.sqrt.f32(float) #6
 
 declare float @llvm.fma.f32(float, float, float) #6
 
-declare void @llvm.memcpy.p0.p0.i64(ptr noalias writeonly captures(none), ptr noalias readonly captures(none), i64, i1 immarg) #10
+declare void @llvm.memcpy.p0.p0.i64(ptr noalias writeonly captures(none), ptr noalias readonly captures(none), i64, i1 immarg) #12
 
 attributes #0 = { noinline nounwind "min-legal-vector-width"="0" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+avxvnni,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
 attributes #1 = { alwaysinline nounwind "min-legal-vector-width"="0" "no-builtins" "no-trapping-math"="true" "stack-protector-buffer-size"="8" "target-cpu"="haswell" "target-features"="+avx,+avx2,+avxvnni,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fsgsbase,+fxsr,+invpcid,+lzcnt,+mmx,+movbe,+pclmul,+popcnt,+rdrnd,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+x87,+xsave,+xsaveopt" }
@@ -4856,10 +5917,12 @@ attributes #4 = { noinline nounwind "min-legal-vector-width"="256" "no-builtins"
 attributes #5 = { nocallback nofree nosync nounwind willreturn memory(argmem: readwrite, inaccessiblemem: readwrite) }
 attributes #6 = { nocallback nocreateundeforpoison nofree nosync nounwind speculatable willreturn memory(none) }
 attributes #7 = { nocallback nofree nosync nounwind willreturn memory(none) }
-attributes #8 = { nocallback nofree nosync nounwind speculatable willreturn memory(none) }
-attributes #9 = { nounwind }
-attributes #10 = { nocallback nofree nounwind willreturn memory(argmem: readwrite) }
-attributes #11 = { nobuiltin "no-builtins" }
+attributes #8 = { nocallback nofree nosync nounwind willreturn }
+attributes #9 = { nocallback nofree nounwind willreturn memory(argmem: write) }
+attributes #10 = { nocallback nofree nosync nounwind speculatable willreturn memory(none) }
+attributes #11 = { nounwind }
+attributes #12 = { nocallback nofree nounwind willreturn memory(argmem: readwrite) }
+attributes #13 = { nobuiltin "no-builtins" }
 
 !llvm.module.flags = !{!0, !1, !2}
 
@@ -4904,51 +5967,64 @@ attributes #11 = { nobuiltin "no-builtins" }
 !38 = distinct !{!38, !4}
 !39 = distinct !{!39, !4}
 !40 = distinct !{!40, !4}
-!41 = distinct !{!41, !4, !22}
-!42 = distinct !{!42, !4, !22}
-!43 = distinct !{!43, !4, !22}
-!44 = distinct !{!44, !4, !22}
-!45 = distinct !{!45, !4, !22}
-!46 = distinct !{!46, !4, !22}
-!47 = distinct !{!47, !4, !22}
+!41 = distinct !{!41, !4}
+!42 = distinct !{!42, !4}
+!43 = distinct !{!43, !4}
+!44 = distinct !{!44, !4}
+!45 = distinct !{!45, !4}
+!46 = distinct !{!46, !4}
+!47 = distinct !{!47, !4}
 !48 = distinct !{!48, !4, !22}
 !49 = distinct !{!49, !4, !22}
-!50 = distinct !{!50, !4}
+!50 = distinct !{!50, !4, !22}
 !51 = distinct !{!51, !4, !22}
 !52 = distinct !{!52, !4, !22}
-!53 = distinct !{!53, !4}
+!53 = distinct !{!53, !4, !22}
 !54 = distinct !{!54, !4, !22}
 !55 = distinct !{!55, !4, !22}
-!56 = distinct !{!56, !4}
-!57 = distinct !{!57, !4, !22}
+!56 = distinct !{!56, !4, !22}
+!57 = distinct !{!57, !4}
 !58 = distinct !{!58, !4, !22}
-!59 = distinct !{!59, !4}
+!59 = distinct !{!59, !4, !22}
 !60 = distinct !{!60, !4}
-!61 = distinct !{!61, !4}
+!61 = distinct !{!61, !4, !22}
 !62 = distinct !{!62, !4, !22}
-!63 = distinct !{!63, !4, !22}
-!64 = distinct !{!64, !4, !22}
-!65 = distinct !{!65, !4, !22}
-!66 = distinct !{!66, !4, !22}
-!67 = distinct !{!67, !4, !22}
+!63 = distinct !{!63, !4}
+!64 = distinct !{!64, !4}
+!65 = distinct !{!65, !4}
+!66 = distinct !{!66, !4}
+!67 = distinct !{!67, !4}
 !68 = distinct !{!68, !4}
-!69 = distinct !{!69, !4, !22}
-!70 = distinct !{!70, !4, !22}
-!71 = distinct !{!71, !4, !22}
-!72 = distinct !{!72, !4, !22}
-!73 = distinct !{!73, !4, !22}
+!69 = distinct !{!69, !4}
+!70 = distinct !{!70, !4}
+!71 = distinct !{!71, !4}
+!72 = distinct !{!72, !4}
+!73 = distinct !{!73, !4}
 !74 = distinct !{!74, !4, !22}
-!75 = distinct !{!75, !4, !22}
+!75 = distinct !{!75, !4}
 !76 = distinct !{!76, !4, !22}
 !77 = distinct !{!77, !4, !22}
 !78 = distinct !{!78, !4, !22}
 !79 = distinct !{!79, !4, !22}
-!80 = distinct !{!80, !4}
-!81 = distinct !{!81, !4, !22}
+!80 = distinct !{!80, !4, !22}
+!81 = distinct !{!81, !4}
 !82 = distinct !{!82, !4, !22}
 !83 = distinct !{!83, !4, !22}
 !84 = distinct !{!84, !4, !22}
-!85 = distinct !{!85, !4}
-!86 = distinct !{!86, !4}
-!87 = distinct !{!87, !4}
+!85 = distinct !{!85, !4, !22}
+!86 = distinct !{!86, !4, !22}
+!87 = distinct !{!87, !4, !22}
 !88 = distinct !{!88, !4, !22}
+!89 = distinct !{!89, !4, !22}
+!90 = distinct !{!90, !4, !22}
+!91 = distinct !{!91, !4, !22}
+!92 = distinct !{!92, !4, !22}
+!93 = distinct !{!93, !4}
+!94 = distinct !{!94, !4, !22}
+!95 = distinct !{!95, !4, !22}
+!96 = distinct !{!96, !4, !22}
+!97 = distinct !{!97, !4, !22}
+!98 = distinct !{!98, !4}
+!99 = distinct !{!99, !4}
+!100 = distinct !{!100, !4}
+!101 = distinct !{!101, !4, !22}

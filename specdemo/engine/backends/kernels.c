@@ -111,7 +111,7 @@ struct attention {
 };
 
 union job {
-    int64_t words[LINE_WORDS];
+    int64_t words[2 * LINE_WORDS];
     struct {
         const struct matrix *matrix;
         const int8_t *x; /* rounded activations, with scale and sum of each group */
@@ -126,6 +126,7 @@ union job {
         float *y;
         const int32_t *blocks;
         int64_t rows;
+        int64_t together, parts, pieces; /* see `attend` */
     } attend;
     struct {
         const float *x;
@@ -447,55 +448,43 @@ static void round8(const union job *job, int64_t first, int64_t last)
 
 /* ------------------------------------------------------------------------------------ attention
  *
- * Blocks are read in order, with the softmax computed along (arXiv 1805.02867). */
+ * The context is cut into parts of PART_TOKENS, at fixed places. A part's blocks are read in order,
+ * with the softmax computed along (arXiv 1805.02867), and then the parts are joined in theirs. So
+ * the bits depend on the row alone, whatever is computed together. */
 
 enum {
     PIECES = BLOCK_TOKENS / LANES, /* vectors that hold a number for each token of a block */
-    HEADS = 4, /* whose sums are in registers together */
+    HEADS = 4, /* whose sums are in registers together, of one row or of several */
+    PART_TOKENS = 256,
+    TOGETHER = 8, /* rows of a request that read a block one after the other, */
+    QUERIES = 64, /* and their heads, unless one row has more */
+    PARTIAL_FLOATS = 1 << 18, /* room for records of parts that threads share */
+    GROUPS = 1024, /* at most, that do so */
+    RESULT = 2 * LANES, /* where the sums of values begin in a record */
+};
+
+/* What a head has summed up is a record of floats: LANES of the total of exp(score - top), the top,
+ * which is the largest score, and from RESULT on the sum of values by exp(score - top). */
+enum { TOP = LANES };
+
+static float partials[PARTIAL_FLOATS];
+static int64_t parts_left[GROUPS]; /* of each group of units */
+
+struct block {
+    const half *keys, *values, *next_keys, *next_values;
+    int64_t size; /* of a head */
+    float scale;
+    int64_t first, last; /* token that is read */
 };
 
 /* Vectors of sums of each head at once; so a head's size is a multiple of 2 * LANES. Few heads have
  * more of them: additions to a sum wait for each other. */
 INLINE int vectors_at_once(int heads) { return heads <= 2 ? 4 : 2; }
 
-/* What a head has summed up so far. */
-struct sums {
-    float top; /* largest score */
-    floats total; /* of exp(score - top) */
-    float weights[BLOCK_TOKENS]; /* exp(score - top) of the block's tokens */
-};
-
-/* Put exp(score - top) of the tokens from `first` to `last` into the weights and add them to the
- * total, once the top is at least their largest score. Gives by what earlier sums shrink. */
-INLINE floats weigh(
-    struct sums *sums, const floats *scores, float scale, int64_t first, int64_t last)
-{
-    floats limited[PIECES], largest;
-    ints read[PIECES];
-    UNROLLED for (int piece = 0; piece < PIECES; piece++) {
-        const ints tokens = (ints){0, 1, 2, 3, 4, 5, 6, 7} + piece * LANES;
-        read[piece] = (tokens >= (ints)(int32_t)first) & (tokens <= (ints)(int32_t)last);
-        limited[piece] = read[piece] ? scores[piece] * scale : (floats)-__builtin_inff();
-    }
-    largest = limited[0];
-    UNROLLED for (int piece = 1; piece < PIECES; piece++)
-        largest = limited[piece] > largest ? limited[piece] : largest;
-    float before = sums->top, top = __builtin_reduce_max(largest);
-    sums->top = top > before ? top : before;
-    floats factor = exponential(before - sums->top);
-    sums->total *= factor;
-    UNROLLED for (int piece = 0; piece < PIECES; piece++) {
-        floats weight = exponential(limited[piece] - sums->top);
-        weight = read[piece] ? weight : (floats)0;
-        write(sums->weights + piece * LANES, weight);
-        sums->total += weight;
-    }
-    return factor;
-}
-
-/* scores[head][piece]: products of `heads` queries and the keys of a block. */
+/* scores[head][piece]: products of `heads` queries and the keys of a block. A row of keys is a line
+ * of the cache, as are the same bytes of values: those of the next block are asked for. */
 INLINE void score(
-    floats scores[HEADS][PIECES], const float *const *queries, const half *keys, int64_t size,
+    floats scores[HEADS][PIECES], const struct block *block, const float *const *queries,
     int heads)
 {
     const int at_once = vectors_at_once(heads);
@@ -504,9 +493,13 @@ INLINE void score(
         UNROLLED for (int head = 0; head < heads; head++)
             UNROLLED for (int piece = 0; piece < at_once; piece++)
                 sums[head][piece] = 0;
-        for (int64_t index = 0; index < size; index++) {
-            const half *row = keys + index * BLOCK_TOKENS + first * LANES;
+        for (int64_t index = 0; index < block->size; index++) {
+            const half *row = block->keys + index * BLOCK_TOKENS + first * LANES;
             floats of_tokens[PIECES];
+            if (!first)
+                __builtin_prefetch(block->next_keys + index * BLOCK_TOKENS, 0, 2);
+            if (first + at_once == PIECES)
+                __builtin_prefetch(block->next_values + index * BLOCK_TOKENS, 0, 2);
             UNROLLED for (int piece = 0; piece < at_once; piece++)
                 of_tokens[piece] = read_halves(row + piece * LANES);
             UNROLLED for (int head = 0; head < heads; head++)
@@ -520,103 +513,259 @@ INLINE void score(
     }
 }
 
+/* weights = exp(score - top) of the tokens that are read, which are added to the total, once the
+ * top is at least their largest score. Gives by what earlier sums shrink. */
+INLINE floats weigh(
+    float *weights, float *record, const floats *scores, const struct block *block)
+{
+    floats limited[PIECES], largest;
+    ints read_here[PIECES];
+    UNROLLED for (int piece = 0; piece < PIECES; piece++) {
+        const ints tokens = (ints){0, 1, 2, 3, 4, 5, 6, 7} + piece * LANES;
+        read_here[piece] = (tokens >= (ints)(int32_t)block->first)
+                           & (tokens <= (ints)(int32_t)block->last);
+        floats scaled = scores[piece] * block->scale;
+        limited[piece] = read_here[piece] ? scaled : (floats)-__builtin_inff();
+    }
+    largest = limited[0];
+    UNROLLED for (int piece = 1; piece < PIECES; piece++)
+        largest = limited[piece] > largest ? limited[piece] : largest;
+    const float before = record[TOP], here = __builtin_reduce_max(largest);
+    const float top = record[TOP] = here > before ? here : before;
+    const floats factor = exponential(before - top);
+    floats total = read(record) * factor;
+    UNROLLED for (int piece = 0; piece < PIECES; piece++) {
+        floats weight = exponential(limited[piece] - top);
+        weight = read_here[piece] ? weight : (floats)0;
+        write(weights + piece * LANES, weight);
+        total += weight;
+    }
+    write(record, total);
+    return factor;
+}
+
 /* result = factor * result + the sum of values by their weights, for `vectors` vectors from `begin`
- * of each head, and the tokens from `first` to before `last`. */
+ * of each head. */
 INLINE void add_vectors(
-    float *const *results, const struct sums *of_heads, const floats *factors, const half *values,
-    int64_t size, int64_t begin, int64_t first, int64_t last, int heads, int vectors)
+    float *const *records, float weights[HEADS][BLOCK_TOKENS], const floats *factors,
+    const struct block *block, int64_t begin, int heads, int vectors)
 {
     floats sums[HEADS][PIECES];
     UNROLLED for (int head = 0; head < heads; head++)
         UNROLLED for (int v = 0; v < vectors; v++)
-            sums[head][v] = read(results[head] + begin + v * LANES) * factors[head];
-    for (int64_t token = first; token < last; token++) {
-        const half *row = values + token * size + begin;
+            sums[head][v] = read(records[head] + RESULT + begin + v * LANES) * factors[head];
+    for (int64_t token = block->first; token <= block->last; token++) {
+        const half *row = block->values + token * block->size + begin;
         floats of_token[PIECES];
         UNROLLED for (int v = 0; v < vectors; v++)
             of_token[v] = read_halves(row + v * LANES);
         UNROLLED for (int head = 0; head < heads; head++)
             UNROLLED for (int v = 0; v < vectors; v++)
-                sums[head][v] = fused(of_heads[head].weights[token], of_token[v], sums[head][v]);
+                sums[head][v] = fused(weights[head][token], of_token[v], sums[head][v]);
     }
     UNROLLED for (int head = 0; head < heads; head++)
         UNROLLED for (int v = 0; v < vectors; v++)
-            write(results[head] + begin + v * LANES, sums[head][v]);
+            write(records[head] + RESULT + begin + v * LANES, sums[head][v]);
 }
 
-/* The attention of a row's `heads` heads, a constant, from `head` on. They share a key's head, and
- * each key and value is unpacked once for all of them. */
-INLINE void attend_heads(
-    const union job *job, int64_t row, int64_t key_head, int64_t head, int heads)
+/* Add a block to the records of `heads` queries, a constant. They share a key's head, and each key
+ * and value is unpacked once for all of them. */
+INLINE void add_block(
+    const struct block *block, const float *const *queries, float *const *records, int heads)
 {
-    const struct attention *layer = job->attend.layer;
-    const int64_t size = layer->size, last = job->attend.positions[row];
-    const int64_t oldest = larger(last - layer->window + 1, 0); /* token that is read */
-    const int32_t *blocks = job->attend.blocks + job->attend.firsts[row];
-    const float scale = *(const float *)&layer->scale;
-    const float *queries[HEADS];
-    float *results[HEADS];
-    struct sums sums[HEADS];
-    UNROLLED for (int index = 0; index < heads; index++) {
-        const int64_t place = (row * layer->heads + head + index) * size;
-        queries[index] = job->attend.queries + place;
-        results[index] = job->attend.y + place;
-        sums[index].top = -__builtin_inff();
-        sums[index].total = 0;
-        for (int64_t at = 0; at < size; at += LANES)
-            write(results[index] + at, 0);
-    }
-    for (int64_t start = oldest - oldest % BLOCK_TOKENS; start <= last; start += BLOCK_TOKENS) {
-        const int64_t block = blocks[start / BLOCK_TOKENS];
-        const int64_t place = (block * layer->key_heads + key_head) * size * BLOCK_TOKENS;
-        const half *keys = layer->keys + place, *values = layer->values + place;
-        floats scores[HEADS][PIECES], factors[HEADS];
-        score(scores, queries, keys, size, heads);
-        UNROLLED for (int index = 0; index < heads; index++)
-            factors[index] =
-                weigh(&sums[index], scores[index], scale, oldest - start, last - start);
-        const int64_t early = larger(oldest - start, 0);
-        const int64_t end = smaller(last - start + 1, BLOCK_TOKENS);
-        const int vectors = vectors_at_once(heads);
-        int64_t at = 0;
-        for (; at + vectors * LANES <= size; at += vectors * LANES)
-            add_vectors(results, sums, factors, values, size, at, early, end, heads, vectors);
-        if (vectors > 2 && at < size)
-            add_vectors(results, sums, factors, values, size, at, early, end, heads, 2);
-    }
-    UNROLLED for (int index = 0; index < heads; index++) {
-        const float inverse = 1 / sum(sums[index].total);
-        for (int64_t at = 0; at < size; at += LANES)
-            write(results[index] + at, read(results[index] + at) * inverse);
-    }
+    floats scores[HEADS][PIECES], factors[HEADS];
+    float weights[HEADS][BLOCK_TOKENS];
+    score(scores, block, queries, heads);
+    UNROLLED for (int head = 0; head < heads; head++)
+        factors[head] = weigh(weights[head], records[head], scores[head], block);
+    const int vectors = vectors_at_once(heads);
+    int64_t at = 0;
+    for (; at + vectors * LANES <= block->size; at += vectors * LANES)
+        add_vectors(records, weights, factors, block, at, heads, vectors);
+    if (vectors > 2 && at < block->size)
+        add_vectors(records, weights, factors, block, at, heads, 2);
 }
 
-#define ATTEND_FUNCTION(heads) \
-    static void attend_##heads( \
-        const union job *job, int64_t row, int64_t key_head, int64_t head) \
+#define BLOCK_FUNCTION(heads) \
+    static void add_block_##heads( \
+        const struct block *block, const float *const *queries, float *const *records) \
     { \
-        attend_heads(job, row, key_head, head, heads); \
+        add_block(block, queries, records, heads); \
     }
 
-ATTEND_FUNCTION(1)
-ATTEND_FUNCTION(2)
-ATTEND_FUNCTION(3)
-ATTEND_FUNCTION(4)
+BLOCK_FUNCTION(1)
+BLOCK_FUNCTION(2)
+BLOCK_FUNCTION(3)
+BLOCK_FUNCTION(4)
 
-typedef void attend_function(const union job *, int64_t row, int64_t key_head, int64_t head);
-static attend_function *const ATTEND_FUNCTIONS[] = {0, attend_1, attend_2, attend_3, attend_4};
+typedef void block_function(const struct block *, const float *const *, float *const *);
+static block_function *const BLOCK_FUNCTIONS[] = {
+    0, add_block_1, add_block_2, add_block_3, add_block_4};
 
-/* Units are rows of each key's head. */
-static void attend(const union job *job, int64_t first, int64_t last)
+INLINE int64_t oldest(const union job *job, int64_t row) /* token that a row reads */
+{
+    return larger(job->attend.positions[row] - job->attend.layer->window + 1, 0);
+}
+
+/* Compute the records of a part of the context, `stride` floats apart, for the rows from `first` to
+ * before `end` of one request, and the heads that share `key_head`. */
+static void attend_part(
+    const union job *job, int64_t first, int64_t end, int64_t key_head, int64_t part,
+    float *records, int64_t stride)
 {
     const struct attention *layer = job->attend.layer;
-    const int64_t shared = layer->heads / layer->key_heads, rows = job->attend.rows;
-    for (int64_t unit = first; unit < last; unit++)
-        for (int64_t member = 0; member < shared; member += HEADS) {
-            const int64_t key_head = unit / rows, head = key_head * shared + member;
-            const int64_t heads = smaller(shared - member, HEADS);
-            ATTEND_FUNCTIONS[heads](job, unit % rows, key_head, head);
+    const int64_t size = layer->size, shared = layer->heads / layer->key_heads;
+    const int32_t *positions = job->attend.positions;
+    const int32_t *blocks = job->attend.blocks + job->attend.firsts[first];
+    const int64_t block_size = size * BLOCK_TOKENS;
+    int64_t begin = INT64_MAX, last = 0;
+    for (int64_t row = first; row < end; row++) {
+        begin = smaller(begin, oldest(job, row));
+        last = larger(last, positions[row]);
+    }
+    begin = larger(begin - begin % BLOCK_TOKENS, part * PART_TOKENS);
+    last = smaller(last, (part + 1) * PART_TOKENS - 1);
+    for (int64_t query = 0; query < (end - first) * shared; query++) {
+        float *record = records + query * stride;
+        for (int64_t at = 0; at < RESULT + size; at += LANES)
+            write(record + at, 0);
+        record[TOP] = -__builtin_inff();
+    }
+    for (int64_t start = begin; start <= last; start += BLOCK_TOKENS) {
+        const int64_t number = start / BLOCK_TOKENS;
+        const int64_t following = blocks[number + (start + BLOCK_TOKENS <= last)];
+        const int64_t place = (blocks[number] * layer->key_heads + key_head) * block_size;
+        const int64_t next = (following * layer->key_heads + key_head) * block_size;
+        struct block block = {
+            layer->keys + place, layer->values + place, layer->keys + next, layer->values + next,
+            size, *(const float *)&layer->scale, 0, BLOCK_TOKENS - 1};
+        int whole = 1; /* whether all rows read all tokens */
+        for (int64_t row = first; row < end; row++)
+            whole &= oldest(job, row) <= start && positions[row] >= start + BLOCK_TOKENS - 1;
+        for (int64_t row = first; row < end; row++) {
+            int64_t query = (row - first) * shared;
+            const int64_t queries = whole ? (end - first) * shared : query + shared;
+            if (!whole) {
+                block.first = larger(oldest(job, row) - start, 0);
+                block.last = smaller(positions[row] - start, BLOCK_TOKENS - 1);
+            }
+            if (block.first > block.last)
+                continue;
+            for (; query < queries; query += HEADS) {
+                const float *asked[HEADS];
+                float *of_heads[HEADS];
+                const int64_t heads = smaller(queries - query, HEADS);
+                for (int64_t index = query; index < query + heads; index++) {
+                    const int64_t of_row = first + index / shared;
+                    const int64_t head = key_head * shared + index % shared;
+                    asked[index - query] =
+                        job->attend.queries + (of_row * layer->heads + head) * size;
+                    of_heads[index - query] = records + index * stride;
+                }
+                BLOCK_FUNCTIONS[heads](&block, asked, of_heads);
+            }
+            if (whole)
+                break;
         }
+    }
+}
+
+/* Join a record to that of the parts before. */
+static void join(float *record, const float *other, int64_t size)
+{
+    const float never = -__builtin_inff();
+    if (other[TOP] == never) /* of which the row reads nothing */
+        return;
+    const float top = record[TOP] > other[TOP] ? record[TOP] : other[TOP];
+    const floats factor = record[TOP] == never ? (floats)0 : exponential(record[TOP] - top);
+    const floats other_factor = exponential(other[TOP] - top);
+    for (int64_t at = 0; at < RESULT + size; at += LANES)
+        write(record + at, fused(read(other + at), other_factor, read(record + at) * factor));
+    record[TOP] = top;
+}
+
+INLINE void finish(float *y, const float *record, int64_t size)
+{
+    const float inverse = 1 / sum(read(record));
+    for (int64_t at = 0; at < size; at += LANES)
+        write(y + at, read(record + RESULT + at) * inverse);
+}
+
+/* The row after those of the same request that begin with `row`, before `end`. */
+INLINE int64_t end_of_request(const union job *job, int64_t row, int64_t end)
+{
+    const int32_t first = job->attend.firsts[row];
+    while (row < end && job->attend.firsts[row] == first)
+        row++;
+    return row;
+}
+
+/* A group of units is a key's head and `together` rows, or fewer at the end. With `pieces` above 1
+ * each unit computes one part of the context, and the last one of a group joins them. */
+static void attend(const union job *job, int64_t first_unit, int64_t last_unit)
+{
+    const struct attention *layer = job->attend.layer;
+    const int64_t together = job->attend.together, rows = job->attend.rows;
+    const int64_t parts = job->attend.parts, pieces = job->attend.pieces;
+    const int64_t tiles = (rows + together - 1) / together;
+    const int64_t size = layer->size, shared = layer->heads / layer->key_heads;
+    const int64_t record = RESULT + size, stride = record * (pieces > 1 ? pieces : 2);
+    float own[pieces > 1 ? 1 : together * shared * stride];
+    for (int64_t unit = first_unit; unit < last_unit; unit++) {
+        const int64_t group = unit / pieces, key_head = group / tiles;
+        const int64_t first = group % tiles * together, end = smaller(first + together, rows);
+        const int64_t queries = (end - first) * shared;
+        float *records = pieces > 1 ? partials + group * together * shared * stride : own;
+        int64_t part = unit % pieces;
+        do {
+            float *of_part = records + (pieces > 1 ? part : part > 0) * record;
+            for (int64_t row = first, next; row < end; row = next) {
+                next = end_of_request(job, row, end);
+                float *of_request = of_part + (row - first) * shared * stride;
+                attend_part(job, row, next, key_head, part, of_request, stride);
+            }
+            if (pieces == 1 && part)
+                for (int64_t query = 0; query < queries; query++)
+                    join(records + query * stride, of_part + query * stride, size);
+        } while (pieces == 1 && ++part < parts);
+        if (pieces > 1 && __atomic_sub_fetch(&parts_left[group], 1, __ATOMIC_SEQ_CST))
+            continue;
+        for (int64_t query = 0; query < queries; query++) {
+            const int64_t row = first + query / shared;
+            const int64_t head = key_head * shared + query % shared;
+            float *joined = records + query * stride;
+            for (part = 1; part < pieces; part++)
+                join(joined, joined + part * record, size);
+            finish(job->attend.y + (row * layer->heads + head) * size, joined, size);
+        }
+    }
+}
+
+/* Fill in how the rows of `job` are computed together; gives the number of units. */
+static int64_t plan_attention(union job *job, int64_t threads)
+{
+    const struct attention *layer = job->attend.layer;
+    const int64_t rows = job->attend.rows, wanted = PARTS * threads;
+    const int64_t shared = layer->heads / layer->key_heads;
+    int64_t together = smaller(larger(QUERIES / shared, 1), smaller(rows, TOGETHER)), last = 0;
+    for (int64_t row = 0; row < rows; row++)
+        last = larger(last, job->attend.positions[row]);
+    const int64_t parts = last / PART_TOKENS + 1;
+    int64_t groups = (rows + together - 1) / together * layer->key_heads, pieces = 1;
+    const int64_t records = groups * together * shared * parts;
+    if (groups < smaller(wanted, GROUPS) && records * (RESULT + layer->size) <= PARTIAL_FLOATS)
+        pieces = parts;
+    if (pieces > 1)
+        for (int64_t group = 0; group < groups; group++)
+            parts_left[group] = pieces;
+    while (pieces == 1 && together > 1 && groups < wanted) {
+        together /= 2;
+        groups = (rows + together - 1) / together * layer->key_heads;
+    }
+    job->attend.together = together;
+    job->attend.parts = parts;
+    job->attend.pieces = pieces;
+    return groups * pieces;
 }
 
 /* Turn the pairs (i, i + turned / 2) of each head by the angles whose cosines and sines come with
@@ -714,7 +863,7 @@ GATE_FUNCTION(erf_gelu)
 GATE_FUNCTION(relu)
 GATE_FUNCTION(square)
 
-enum { TOGETHER = 1024 }; /* logits summed before they join those before: a large sum drops small terms */
+enum { ADDENDS = 1024 }; /* summed before they join the total: a large sum drops small terms */
 
 /* Units are rows. */
 static void log_sum_exp(const union job *job, int64_t first, int64_t last)
@@ -728,9 +877,9 @@ static void log_sum_exp(const union job *job, int64_t first, int64_t last)
             largest = values > largest ? values : largest;
         }
         const float top = __builtin_reduce_max(largest);
-        for (int64_t start = 0; start < width; start += TOGETHER) {
+        for (int64_t start = 0; start < width; start += ADDENDS) {
             floats some = 0;
-            for (int64_t column = start; column < smaller(start + TOGETHER, width); column += LANES)
+            for (int64_t column = start; column < smaller(start + ADDENDS, width); column += LANES)
                 some += exponential(read(x + column) - top);
             total += some;
         }
@@ -912,7 +1061,7 @@ void run(
             job.attend.blocks = slots[2];
             job.attend.y = y;
             job.attend.rows = rows;
-            units = rows * layer->key_heads;
+            units = plan_attention(&job, board->threads.word);
             break;
         case ROUND4:
         case ROUND8:

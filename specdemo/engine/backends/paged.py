@@ -221,7 +221,7 @@ class PagedModel:
 
     def _parts(self, run: Run) -> list[Part]:
         tokens, start, blocks = list(run.tokens), run.sequence.length, run.sequence.blocks
-        if not run.stepwise:
+        if self.attention or not run.stepwise:  # kernels read the blocks of each token's positions
             return [Part(tokens, start, blocks[: -(-(start + len(tokens)) // self.block_size)])]
         # All keys and values are written before any token attends, so each sees those before it.
         return [
