@@ -26,9 +26,11 @@ from specdemo.audit.properties import Plan, Subject, cell_of
 from specdemo.convert import exporting, model_files
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
-from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
+from specdemo.engine.drafts.draft_sources import DraftRequest
+from specdemo.engine.drafts.drafter import AdaptiveDrafter
+from specdemo.engine.drafts.eagle_drafter import EagleDrafter
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
-from specdemo.engine.drafts.model_drafters import LOOKAHEAD, EagleDrafter, HeadDrafter, ModelDrafter
+from specdemo.engine.drafts.model_drafters import LOOKAHEAD, HeadDrafter, ModelDrafter
 from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.sampling import Sampling

@@ -16,11 +16,14 @@ from specdemo.engine.cache import BlockPool, KVSequence
 from specdemo.engine.constraint import AllowedTokens
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
-from specdemo.engine.drafts import draft_sources
-from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest
-from specdemo.engine.drafts.model_drafters import ModelDrafter
+from specdemo.engine.drafts.draft_sources import DraftRequest, DraftSource
+from specdemo.engine.drafts.drafter import AdaptiveDrafter
+from specdemo.engine.drafts.eagle_drafter import EagleDrafter
+from specdemo.engine.drafts.lookup import LOOKUPS
+from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
 from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
 from specdemo.engine.policy import Policy
+from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 3
@@ -252,19 +255,18 @@ class Permuted:
         return False
 
 
-def source(name: str, model: ToyModel | None = None) -> draft_sources.DraftSource:
+def source(name: str, model: ToyModel | None = None) -> DraftSource:
     """A source of draft tokens by the name of its drafters, or "translated"."""
-    match name:
-        case "lookup" | "prediction":
-            return draft_sources.LookupSource(predicted=name == "prediction")
-        case "head":
-            return draft_sources.HeadSource(model)
-        case "eagle3":
-            return draft_sources.EagleSource(model)
-        case "translated":
-            translation = partial(Permuted, model.vocabulary_size)
-            return draft_sources.TranslatedSource(model, 0, (), translation)
-    return draft_sources.ModelSource(model)
+    if name in ("lookup", "prediction"):
+        return LOOKUPS[name == "lookup"]
+    if name == "head":
+        return DraftSource(HeadDrafter, model)
+    if name == "eagle3":
+        return DraftSource(EagleDrafter, model, PrefixCache(model, chunk=1))
+    if name == "translated":
+        translation = partial(Permuted, model.vocabulary_size)
+        return DraftSource(TranslatedDrafter, model, PrefixCache(model), translation=translation)
+    return DraftSource(ModelDrafter, model, PrefixCache(model))
 
 
 def drafter(
@@ -317,10 +319,8 @@ def request(
     language: Language | None = None,
 ) -> Decoding:
     """A whole request, as a session makes it: prompt, answer, everything given back."""
-    policy, allowed = (
-        Policy(fixed=draft_tokens),
-        None if language is None else AllowedTokens(language),
-    )
+    policy = Policy(fixed=draft_tokens)
+    allowed = None if language is None else AllowedTokens(language)
     with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
         asked = DraftRequest(prompt, len(prompt) + new_tokens, GREEDY, policy)

@@ -30,8 +30,8 @@ from specdemo.cli import main
 from specdemo.commands.shared import check_output, json_option, load_pair, options_of, write_report
 from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
-from specdemo.engine.drafts.draft_sources import DraftSource
-from specdemo.engine.drafts.drafter import AdaptiveDrafter, DraftRequest, TokenDrafter
+from specdemo.engine.drafts.draft_sources import DraftRequest, DraftSource, TokenDrafter
+from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
 from specdemo.engine.messages import DEPTH, Forward, Logits, Prompt, Proposal, Reply, Round, Run
@@ -207,7 +207,7 @@ class _Along(Request):
             drafter = source.open(request)
             if drafter is not None and drafter.name in chains:
                 chains[drafter.name] = yield from self._chains(drafter, states)
-                source.close(drafter, [*self.tokens, *answer])
+                drafter.close(source, [*self.tokens, *answer])
         temperature, seed = self.sampling.temperature, self.sampling.seed
         choices = [choice for [choice] in chains["model"]]
         prompt_tokens = list(self.tokens)

@@ -16,14 +16,10 @@ from .backends.draft_head import DraftHead
 from .backends.eagle_head import EagleHead
 from .backends.kernels import in_kernels
 from .backends.paged import open_model
-from .drafts.draft_sources import (
-    LOOKUPS,
-    DraftSource,
-    EagleSource,
-    HeadSource,
-    ModelSource,
-    TranslatedSource,
-)
+from .drafts.draft_sources import DraftSource, TokenDrafter
+from .drafts.eagle_drafter import EagleDrafter
+from .drafts.lookup import LOOKUPS
+from .drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
 from .faults import BadInput, Closed
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .pair_files import PairFiles, weights_size
@@ -89,7 +85,7 @@ class Engine:
         self._lock = Lock()
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
-        self.draft: HeadSource | ModelSource | None = None
+        self.draft: DraftSource | None = None
         self._timers: dict[str, Timer] = {}
         exact = self._targets["exact"] = self._compile("exact")
         self._head = files.head if exact.model.paged else None
@@ -206,10 +202,10 @@ class Engine:
         files = self._files
         source = self._head or files.draft
         assert source is not None, "asked for only if there are drafts"
-        draft: HeadSource | ModelSource
         known, properties = self._known.draft, target.model.settings.properties
         if self._head is not None and not files.head_layers:
-            draft = HeadSource(DraftHead(self._head, self.core, in_kernels(properties)))
+            head = DraftHead(self._head, self.core, in_kernels(properties))
+            draft = DraftSource(HeadDrafter, head)
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             device = "CPU" if self._head else files.draft_device
@@ -226,15 +222,16 @@ class Engine:
                 return open_model(source, settings, self.core)
 
             model = numerics.open_first(open_with, tried)
-            known_to_all = files.draft_context, files.template_prefix
+            cache = self._caches["draft"] = PrefixCache(model, set_aside=self._fix_cache(model))
+            kind: type[TokenDrafter] = ModelDrafter
+            cache.template_prefix, translation = files.template_prefix, files.translation
             if self._head is not None:
-                draft = EagleSource(model)
-            elif files.translation is not None:
-                draft = TranslatedSource(model, *known_to_all, files.translation)
-            else:
-                draft = ModelSource(model, *known_to_all)
-            draft.prefixes.set_aside = self._fix_cache(model)
-            self._caches["draft"] = draft.prefixes
+                kind = EagleDrafter
+                cache.template_prefix, cache.chunk = (), 1  # all rows that the target reuses
+            elif translation is not None:
+                kind = TranslatedDrafter
+                cache.template_prefix = tuple(translation().read([*files.template_prefix]) or ())
+            draft = DraftSource(kind, model, cache, files.draft_context, translation)
         if costs := known.costs:
             draft.runner.costs.learn(costs, known.attention, lasting=True)
         self.draft = draft

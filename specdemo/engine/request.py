@@ -14,8 +14,8 @@ from .cache import KVSequence
 from .constraint import AllowedTokens, Constraint
 from .cost_measurement import waiting_times
 from .decode import Limits, decode, prefill
-from .drafts.draft_sources import DraftSource
-from .drafts.drafter import AdaptiveDrafter, DraftRequest, TokenDrafter
+from .drafts.draft_sources import DraftRequest, DraftSource, TokenDrafter
+from .drafts.drafter import AdaptiveDrafter
 from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
@@ -115,7 +115,7 @@ class Request:
             for source in sources:
                 if (opened := source.open(request)) is not None:
                     drafters.append(opened)
-                    ends.callback(source.close, opened, text)
+                    ends.callback(opened.close, source, text)
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
             prompt, sequence = yield from self._prompt(target, drafter)
             ends.callback(self._keep, target, sequence, drafters, text)

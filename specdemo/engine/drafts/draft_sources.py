@@ -1,157 +1,116 @@
-"""The sources of draft tokens that an engine has. Each opens a drafter for each request."""
+"""What proposes draft tokens: a source for an engine, which opens a drafter for each request."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-from ..cache import BlockPool, KVSequence
+import numpy as np
+
+from ..constraint import Mask
 from ..cost_measurement import learn_costs, learn_step
-from ..messages import Head, Model, Runner, Translation
+from ..messages import Forward, Model, Proposal, Reply, Source, Translation
+from ..policy import MAX_DRAFT, Policy
 from ..prefixes import PrefixCache
 from ..sampling import Sampling
-from .drafter import DraftRequest, TokenDrafter
-from .lookup import LookupDrafter
-from .model_drafters import EagleDrafter, HeadDrafter, ModelDrafter, TranslatedDrafter
 
-SHARPER = 1.2
-"""Divides the temperature at which a head draws. A head knows less than the target, so its
-distribution is flatter; with the same noise the target tends to choose the likelier token. First
-tokens of the embedded head at temperatures 0.4, 0.7 and 1 (prose): accepted with it 0.535, 0.531,
-0.513; without 0.534, 0.523, 0.504."""
+Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
 
 
-class DraftSource:
-    """Serves requests whose setting `drafter` is one of `drafters`. `runner` runs its forwards, if
-    it needs any; `decoder` is the same if it has a KV cache."""
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What drafters know of a request."""
 
-    drafters = ("auto", "model")
-    runner: Runner | None = None
-    decoder: Model | None = None
+    prompt: tuple[int, ...]
+    max_tokens: int  # of prompt and answer
+    sampling: Sampling
+    policy: Policy
+    prediction: tuple[int, ...] = ()  # which the answer may repeat
+    candidates: bool = False  # wanted where a draft token is rejected
 
-    def open(self, request: DraftRequest) -> TokenDrafter | None:
+
+class TokenDrafter:
+    """Proposes the tokens of one request's drafts. It runs no model itself: like decoding, its
+    methods are generators that ask for forwards."""
+
+    name: Source
+    depth = MAX_DRAFT  # tokens of a draft at most
+    free = False  # takes no forwards
+    binding = False  # proposals are drawn from a distribution and verified whatever they are
+
+    @classmethod
+    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
         """The drafter of a request, None if it can propose nothing."""
         raise NotImplementedError
 
-    def close(self, drafter: Any, text: list[int]) -> None:
-        """The request of this drafter has ended; the target has read the tokens `text`."""
+    def close(self, source: DraftSource, text: list[int]) -> None:
+        """The request has ended; the target has read the tokens `text`."""
+
+    def read_prompt(
+        self, tokens: tuple[int, ...], end: int, states: np.ndarray
+    ) -> Generator[Forward, Reply, None]:
+        """Read the target's `states` of those prompt `tokens` that end at position `end`."""
+        yield from ()
+
+    def reach(self, text: list[int]) -> int:
+        """After how many tokens of `text` a later request can go on drafting."""
+        return len(text)
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        """Begin a draft after `context`. `states`: as in `AdaptiveDrafter.propose`."""
+
+    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
+        raise NotImplementedError
+
+    def cost(self, drafted: list[int]) -> float:
+        """Seconds of the next step, with the drafted tokens that it must read first."""
+        return 0.0
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        """Seconds that the next step takes longer because of text that was not read."""
+        return 0.0
+
+
+@dataclass(eq=False)
+class DraftSource:
+    """A kind of drafters with the model or head that they share."""
+
+    kind: type[TokenDrafter]
+    runner: Any = None  # of their forwards: messages.Model or Head
+    prefixes: PrefixCache | None = None  # of a runner with a KV cache
+    context_limit: int = 0  # tokens that the runner reads at most; 0: any number
+    translation: Callable[[], Translation] | None = None  # a request's, to another vocabulary
+    drafters: tuple[str, ...] = ("auto", "model")  # values of the setting `drafter` that use it
+
+    @property
+    def decoder(self) -> Model | None:
+        """The runner if it has a KV cache."""
+        return self.prefixes.model if self.prefixes else None
+
+    def open(self, request: DraftRequest) -> TokenDrafter | None:
+        return self.kind.open(self, request)
+
+    def longest(self, tokens: int) -> int:
+        """The most tokens of the runner that a text of `tokens` target tokens may take. Another
+        vocabulary may need twice as many; a longer text is not read."""
+        if self.translation is None or self.prefixes is None:
+            return tokens
+        return min(2 * tokens, self.prefixes.capacity * self.prefixes.model.block_size // 2)
 
     def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
         """The most blocks of caches that a request of `tokens` tokens can hold, `prompt` of them in
         its prompt."""
-        return {}
+        if self.prefixes is None:
+            return {}
+        most = self.prefixes.max_blocks(self.longest(prompt), self.longest(tokens))
+        return {self.prefixes: most}
 
     def measure(self, target: Model) -> Generator[None]:
         """Measure the costs of the runner, in turn with forwards of the `target`."""
-        yield from ()
-
-
-class LookupSource(DraftSource):
-    """N-gram lookup in each request's text, or if `predicted` in its prediction."""
-
-    drafters = ("auto", "lookup")
-
-    def __init__(self, *, predicted: bool = False):
-        self.predicted = predicted
-
-    def open(self, request: DraftRequest) -> TokenDrafter | None:
-        if self.predicted and not request.prediction:
-            return None
-        return LookupDrafter(request, predicted=self.predicted)
-
-
-LOOKUPS = LookupSource(predicted=True), LookupSource()
-
-
-class HeadSource(DraftSource):
-    """A draft head without attention."""
-
-    def __init__(self, head: Head):
-        self.runner: Head = head
-
-    def open(self, request: DraftRequest) -> TokenDrafter:
-        temperature = request.sampling.temperature / SHARPER
-        sharper = replace(request, sampling=replace(request.sampling, temperature=temperature))
-        empty = KVSequence(BlockPool(0), 1)
-        return HeadDrafter(sharper, self.runner.costs, empty, self.runner.token_ids)
-
-    def measure(self, target: Model) -> Generator[None]:
-        yield from learn_step(self.runner, target)
-
-
-class ModelSource(DraftSource):
-    """A draft model, which reads at most `context_limit` tokens (0: any number). All prompts begin
-    with the `template_prefix`."""
-
-    def __init__(self, model: Model, context_limit: int = 0, template_prefix: tuple[int, ...] = ()):
-        self.decoder: Model = model
-        self.runner: Model = model
-        self.context_limit = context_limit
-        self.prefixes = PrefixCache(model, template_prefix=template_prefix)
-
-    def open(self, request: DraftRequest) -> TokenDrafter:
-        sequence, _ = self.prefixes.find(request.prompt)
-        ids, limit = self.decoder.token_ids, self.context_limit
-        return ModelDrafter(request, self.runner.costs, sequence, ids, limit)
-
-    def close(self, drafter: Any, text: list[int]) -> None:
-        sequence = drafter.sequence
-        sequence.truncate(drafter.reusable(text))
-        # Also the prompt, which may be asked again.
-        prompt = min(len(drafter.prompt), sequence.length)
-        self.prefixes.keep(self.decoder.fork(sequence, prompt))
-        self.prefixes.keep(sequence)
-
-    def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
-        return {self.prefixes: self.prefixes.max_blocks(prompt, tokens)}
-
-    def measure(self, target: Model) -> Generator[None]:
-        yield from learn_costs(self.runner, target, rows=1)
-
-
-class EagleSource(ModelSource):
-    """An EAGLE-3 head. It must have the rows of all tokens that the target reuses."""
-
-    def __init__(self, model: Model):
-        super().__init__(model)
-        self.prefixes.chunk = 1
-
-    def open(self, request: DraftRequest) -> TokenDrafter:
-        sequence, _ = self.prefixes.find(request.prompt[1:])
-        return EagleDrafter(request, self.runner.costs, sequence, self.decoder.token_ids)
-
-
-class TranslatedSource(ModelSource):
-    """A draft model with a vocabulary of its own. Each request gets a `translation`."""
-
-    def __init__(
-        self,
-        model: Model,
-        context_limit: int,
-        template_prefix: tuple[int, ...],
-        translation: Callable[[], Translation],
-    ):
-        prefix = translation().read(list(template_prefix)) or ()
-        super().__init__(model, context_limit, tuple(prefix))
-        self.translation = translation
-
-    def open(self, request: DraftRequest) -> TokenDrafter:
-        translation = self.translation()
-        prompt = tuple(translation.read(list(request.prompt)) or [])
-        longest = self._longest(request.max_tokens)
-        sequence, _ = self.prefixes.find(prompt)
-        return TranslatedDrafter(
-            replace(request, prompt=prompt, sampling=Sampling()),
-            self.runner.costs,
-            sequence,
-            self.decoder.token_ids,
-            min(self.context_limit or longest, longest),
-            translation=translation,
-        )
-
-    def blocks(self, prompt: int, tokens: int) -> dict[PrefixCache, int]:
-        return super().blocks(self._longest(prompt), self._longest(tokens))
-
-    def _longest(self, tokens: int) -> int:
-        """The most draft tokens that a text of `tokens` target tokens may take. Another vocabulary
-        may need twice as many; a longer text is not read."""
-        return min(2 * tokens, self.prefixes.capacity * self.decoder.block_size // 2)
+        if self.prefixes:
+            yield from learn_costs(self.runner, target, rows=1)
+        elif self.runner:
+            yield from learn_step(self.runner, target)

@@ -1,71 +1,15 @@
-"""Chooses among the sources of draft tokens, token by token.
-
-Drafters run no model themselves: like decoding, they are generators that ask for forwards.
-"""
+"""Chooses among the sources of draft tokens, token by token."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from ..constraint import AllowedTokens, Mask, forced, wait
-from ..messages import PREFILL_CHUNK, Draft, Forward, Proposal, Reply, Source
-from ..policy import EXPLORE_ROUNDS, MAX_DRAFT, Policy, RoundPlan
-from ..sampling import Sampling
-
-Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """What drafters know of a request, whose prompt and answer have at most `max_tokens` tokens.
-    The answer may repeat tokens of the `prediction`. Rejections want `candidates`."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    policy: Policy
-    prediction: tuple[int, ...] = ()
-    candidates: bool = False
-
-
-class TokenDrafter:
-    """Proposes the tokens of one request's drafts, at most `depth` a draft, from the source `name`.
-    A `free` one takes no forwards. The proposals of a `binding` one are drawn from a distribution,
-    and must be verified whatever they are."""
-
-    name: Source
-    depth = MAX_DRAFT
-    free = False
-    binding = False
-
-    def read_prompt(
-        self, tokens: tuple[int, ...], end: int, states: np.ndarray
-    ) -> Generator[Forward, Reply, None]:
-        """Read the target's `states` of those prompt `tokens` that end at position `end`."""
-        yield from ()
-
-    def reach(self, text: list[int]) -> int:
-        """After how many tokens of `text` a later request can go on drafting."""
-        return len(text)
-
-    def start(self, context: list[int], states: np.ndarray | None) -> None:
-        """Begin a draft after `context`. `states`: as in `AdaptiveDrafter.propose`."""
-
-    def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
-        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
-        with the seconds that took."""
-        raise NotImplementedError
-
-    def cost(self, drafted: list[int]) -> float:
-        """Seconds of the next step, with the drafted tokens that it must read first."""
-        return 0.0
-
-    def catch_up(self, context: list[int], drafted: list[int]) -> float:
-        """Seconds that the next step takes longer because of text that was not read."""
-        return 0.0
+from ..messages import PREFILL_CHUNK, Draft, Forward, Proposal, Reply
+from ..policy import EXPLORE_ROUNDS, Policy, RoundPlan
+from .draft_sources import TokenDrafter
 
 
 class AdaptiveDrafter:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from ..constraint import Mask
-from ..messages import Proposal
-from .drafter import DraftRequest, Step, TokenDrafter
+from ..messages import Proposal, Source
+from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter
 
 ORDERS = 4  # tokens of the longest context that is looked up
 RECENCY = 0.7  # factor on the earlier counts of a context when the context occurs again
@@ -15,25 +15,26 @@ MIN_LOGIT, MAX_LOGIT = -3.0, 5.0  # of a probability at confidence 0 and 1
 
 
 class LookupDrafter(TokenDrafter):
-    """Finds what followed the last tokens earlier in the text, or in the request's prediction.
+    """Finds what followed the last tokens earlier in the text.
 
     With c_n(t) the count of token t after the last n tokens (recent ones count more), p_n(t) =
     (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from p_0 = 0 to the longest context that
     occurred: interpolated back-off as in Jelinek and Mercer."""
 
+    name: Source = "lookup"
     free = True
 
-    def __init__(self, request: DraftRequest, *, predicted: bool = False):
-        self.name = "prediction" if predicted else "lookup"
-        self._policy, self._predicted = request.policy, predicted
+    def __init__(self, request: DraftRequest):
+        self._policy = request.policy
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
         self._length = 0
-        if predicted:
-            self._count(request.prediction)
+
+    @classmethod
+    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
+        return cls(request)
 
     def start(self, context: list[int], states: object = None) -> None:
-        if not self._predicted:
-            self._count(context)
+        self._count(context)
 
     def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
         yield from ()  # no forwards
@@ -84,3 +85,25 @@ class LookupDrafter(TokenDrafter):
                 counts[token] = known.get(token, 0.0) * RECENCY + 1.0
                 self._after[context] = counts
         self._length = len(text)
+
+
+class PredictionDrafter(LookupDrafter):
+    """Finds what follows the last tokens in the request's prediction."""
+
+    name = "prediction"
+
+    def __init__(self, request: DraftRequest):
+        super().__init__(request)
+        self._count(request.prediction)
+
+    @classmethod
+    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
+        return cls(request) if request.prediction else None
+
+    def start(self, context: list[int], states: object = None) -> None:
+        """The prediction is counted already."""
+
+
+LOOKUPS = tuple(
+    DraftSource(kind, drafters=("auto", "lookup")) for kind in (PredictionDrafter, LookupDrafter)
+)
