@@ -27,7 +27,16 @@ from tiny_models import ir_folder
 from tokenizers import Regex, pre_tokenizers
 
 from specdemo import cli
-from specdemo.convert import checkpoints, configuration, exporting, gguf_file, model_files, weights
+from specdemo.convert import (
+    checkpoints,
+    configuration,
+    exporting,
+    gguf_decoder,
+    gguf_file,
+    gguf_tokenizer,
+    model_files,
+    weights,
+)
 from specdemo.convert.exporting import export
 from specdemo.engine.backends import kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
@@ -291,7 +300,7 @@ def tiny_file(tmp_path_factory) -> Path:
 def test_a_factor_of_positions_without_a_type_is_linear_as_in_llama_cpp(tmp_path, name):
     path, model = tmp_path / "scaled.gguf", tiny_gguf.torch_model("llama")
     tiny_gguf.write(path, model, "llama", Type.Q8_0, **{f"llama__{name}": 4.0})
-    shape, _ = gguf_file.read_decoder(gguf_file.read(path))
+    shape, _ = gguf_decoder.read_decoder(gguf_file.read(path))
     assert set(shape.rope_factors) == {4.0}
 
 
@@ -402,7 +411,7 @@ PRE_TOKENIZERS = (
 def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pre):
     path, model = tmp_path / "tiny.gguf", tiny_gguf.torch_model("llama")
     tiny_gguf.write(path, model, "llama", pre=pre, tokenizer__ggml__bos_token_id=411)
-    gguf_file.write_tokenizer(gguf_file.read(path), tmp_path)
+    gguf_tokenizer.write_tokenizer(gguf_file.read(path), tmp_path)
     own, reference = Tokenizer(tmp_path / "tokenizer.json"), reference_tokenizer(pre)
     for text in TEXTS:
         ids = own.encode(text, special=False)
@@ -414,7 +423,7 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
 
 def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
     fields = tiny_gguf.sentence_pieces()
-    gguf_file.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, fields), tmp_path)
+    gguf_tokenizer.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, fields), tmp_path)
     tokens = fields["tokens"]
     own = Tokenizer(tmp_path / "tokenizer.json")
     for text in (*TEXTS, "Give three tips for staying healthy."):
@@ -440,7 +449,7 @@ def test_white_space_after_a_token_of_phi3_is_dropped(tmp_path, general, strips)
     fields = tiny_gguf.sentence_pieces("<|user|>", "<|end|>", "<|assistant|>", "<|endoftext|>")
     file = tiny_gguf.vocabulary_file(tmp_path, fields)
     file.fields.update({f"general.{name}": value for name, value in general.items()})
-    gguf_file.write_tokenizer(file, tmp_path)
+    gguf_tokenizer.write_tokenizer(file, tmp_path)
     own = Tokenizer(tmp_path / "tokenizer.json")
     user, end, assistant, of_text = range(own.vocabulary_size - 4, own.vocabulary_size)
     ids = own.encode("<|user|>\nHi<|end|> \n<|assistant|>\n")
@@ -505,7 +514,7 @@ def reference_tokenizer(pre: str):
 
 
 def test_the_files_template_asks_without_thinking_unless_told_to(tiny_file, tmp_path):
-    gguf_file.write_tokenizer(gguf_file.read(tiny_file), tmp_path)
+    gguf_tokenizer.write_tokenizer(gguf_file.read(tiny_file), tmp_path)
     template = chat_template(tmp_path)
     assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
@@ -524,7 +533,7 @@ def test_a_tokens_role_decides_what_it_does_whatever_the_file_calls_it(tiny_file
     kinds[start] = kinds[end] = kind
     read.fields["tokenizer.ggml.eos_token_id"] = tokens.index("<|endoftext|>")
     read.fields["tokenizer.chat_template.tool_use"] = "{{ tools }}{{ messages[0].content }}"
-    gguf_file.write_tokenizer(read, tmp_path)
+    gguf_tokenizer.write_tokenizer(read, tmp_path)
     tokenizer, template, stop_ids, _ = read_text_files(tmp_path)
     assert template.tools_jinja == "{{ tools }}{{ messages[0].content }}"
     assert end in stop_ids and tokenizer.decode([start, think, end]) == tiny_gguf.ADDED
@@ -611,21 +620,24 @@ def test_long_factors_are_never_needed_or_their_lack_is_said(tmp_path):
     """The original context may be named beside the factors alone, or be the default."""
     model, path = tiny_gguf.torch_model("phi3", **tiny_gguf.LONG), tmp_path / "phi3.gguf"
     tiny_gguf.write(path, model, "phi3")
-    shape, _ = gguf_file.read_decoder(file := gguf_file.read(path))
+    shape, _ = gguf_decoder.read_decoder(file := gguf_file.read(path))
     scale = file.fields.pop("phi3.rope.scaling.attn_factor")
     assert (
-        gguf_file.read_decoder(file)[0].rope_scale == pytest.approx(scale) == shape.rope_scale > 1
+        gguf_decoder.read_decoder(file)[0].rope_scale
+        == pytest.approx(scale)
+        == shape.rope_scale
+        > 1
     )
     del file.fields["phi3.rope.scaling.original_context_length"]
     file.fields["phi3.context_length"] = 131_072
-    gguf_file.read_decoder(file)
-    gguf_file.write_tokenizer(file, tmp_path)
+    gguf_decoder.read_decoder(file)
+    gguf_tokenizer.write_tokenizer(file, tmp_path)
     assert configuration.read_config(tmp_path)[1] == 4096
     del file.tensors["rope_factors_short.weight"]
     with pytest.raises(BadInput, match="rope_factors_short.weight, which its context of 131,072"):
-        gguf_file.read_decoder(file)
+        gguf_decoder.read_decoder(file)
     del file.fields["phi3.context_length"]
-    gguf_file.read_decoder(file)
+    gguf_decoder.read_decoder(file)
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
@@ -917,7 +929,7 @@ def test_a_vocabulary_that_would_take_minutes_is_refused_before_that(tmp_path, t
     own = {"tokens": tokens, "token_type": [kind] * len(tokens), "scores": [0.0] * len(tokens)}
     began = time.monotonic()
     with pytest.raises(BadInput, match=words):
-        gguf_file.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, PIECES | own), tmp_path)
+        gguf_tokenizer.write_tokenizer(tiny_gguf.vocabulary_file(tmp_path, PIECES | own), tmp_path)
     assert time.monotonic() - began < 5  # 0.1 s, and 19 to 90 s where they were read
 
 
@@ -978,7 +990,7 @@ def test_a_gguf_file_is_known_by_its_content_and_may_be_alone_in_a_folder(tiny_f
 def test_a_file_that_is_no_model_is_called_what_it_is(tiny_file, kind, words):
     file = replace(gguf_file.read(tiny_file), fields={"general.type": kind})
     with pytest.raises(BadInput, match=f"^tiny-Q8_0.gguf is {words}"):
-        gguf_file.read_decoder(file)
+        gguf_decoder.read_decoder(file)
 
 
 def test_a_gguf_file_of_a_repository_is_named_by_its_kind_or_by_a_part():

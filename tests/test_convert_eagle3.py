@@ -19,7 +19,7 @@ from tiny_gguf import LLAMA3
 from tiny_models import ir_folder
 
 from specdemo.convert import model_files
-from specdemo.convert.heads import eagle_shape
+from specdemo.convert.eagle3 import eagle_shape
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 
 VOCABULARY, ROWS, HIDDEN, COUNT = 700, 400, 128, 12

@@ -24,7 +24,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from specdemo.convert import configuration, exporting, gguf_file
+from specdemo.convert import configuration, exporting, gguf_decoder, gguf_file, gguf_tokenizer
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.registry import PAIRS, ModelChoice
 from specdemo.runs.saved_run import from_json
@@ -243,8 +243,8 @@ def gguf_folder() -> tuple[tempfile.TemporaryDirectory, bytes]:
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name, "tiny.gguf")
     write_gguf(path, METADATA)
-    gguf_file.write_tokenizer(gguf_file.read(path), path.parent)
-    assert gguf_file.read_decoder(gguf_file.read(path))
+    gguf_tokenizer.write_tokenizer(gguf_file.read(path), path.parent)
+    assert gguf_decoder.read_decoder(gguf_file.read(path))
     return folder, path.read_bytes()
 
 
@@ -298,8 +298,8 @@ def read_gguf(path: Path) -> None:
     """Everything that a header says is read, or refused in a sentence."""
     try:
         file = gguf_file.read(path)
-        gguf_file.read_decoder(file)
-        gguf_file.write_tokenizer(file, path.parent)
+        gguf_decoder.read_decoder(file)
+        gguf_tokenizer.write_tokenizer(file, path.parent)
         assert configuration.read_config(path.parent)
     except (BadInput, FetchError) as error:
         sentence(error)

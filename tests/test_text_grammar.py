@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from tokenizers import AddedToken, normalizers
 
-from specdemo.convert import gguf_file
+from specdemo.convert import gguf_tokenizer
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
@@ -281,7 +281,7 @@ def spelling(request, tmp_path_factory) -> SimpleNamespace:
     if request.param == "pieces":
         file = tiny_gguf.vocabulary_file(folder, tiny_gguf.sentence_pieces(*MARKERS[:2]))
         file.fields["general.architecture"] = "phi3"
-        gguf_file.write_tokenizer(file, folder)
+        gguf_tokenizer.write_tokenizer(file, folder)
     else:
         words, merges = tiny_models.trained_words()
         made = tiny_models.byte_level_tokenizer([*words, *MARKERS[:2]], merges)

@@ -26,7 +26,7 @@ from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import model_files
 from specdemo.convert.decoder import BITS, FAMILIES, Shape, write
-from specdemo.convert.heads import EagleShape
+from specdemo.convert.eagle3 import EagleShape
 from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.numerics import measure_invariance, open_target

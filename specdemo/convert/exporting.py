@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from specdemo.convert import configuration, model_files
+from specdemo.convert import configuration, eagle3, gguf_decoder, gguf_tokenizer, model_files
 from specdemo.errors import (
     TORCH_FIRST,
     BadInput,
@@ -94,19 +94,19 @@ class ExportPlan:
     @classmethod
     def of(cls, source: Path, weight_format: str, name: str) -> Self:
         """Read what the model in `source` is, without its weights. Raises as `export`."""
-        from specdemo.convert import checkpoints, gguf_file, heads
+        from specdemo.convert import checkpoints, gguf_file
         from specdemo.convert.decoder import FAMILIES
 
         file, shape = None, None
         tensors: dict[str, Tensor] = {}
         if source.is_file():
             file = gguf_file.read(source)
-            shape, tensors = gguf_file.read_decoder(file)
+            shape, tensors = gguf_decoder.read_decoder(file)
         else:
             require_checkpoint(source)
             config = configuration.read_json(source / "config.json")
             if configuration.is_eagle_head(config):
-                shape, tensors = heads.read_eagle_head(source, name)
+                shape, tensors = eagle3.read_eagle_head(source, name)
             elif shape := checkpoints.shape_of(config, source / "config.json"):
                 shape, tensors = checkpoints.read_decoder(source, shape)
         missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
@@ -136,12 +136,12 @@ class ExportPlan:
     def write(self, folder: Path, report: Report) -> None:
         """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
         for what the graph or the tokenizer cannot have, FetchError."""
-        from specdemo.convert import decoder, gguf_file
+        from specdemo.convert import decoder
         from specdemo.convert.weights import FileWeights
 
         if self.file:
             folder.mkdir()
-            gguf_file.write_tokenizer(self.file, folder)
+            gguf_tokenizer.write_tokenizer(self.file, folder)
             link(self.source.absolute(), folder / model_files.SOURCE)
         if self.shape:
             weights = FileWeights(self.tensors, report, self.name)

@@ -185,7 +185,7 @@ def _head(
                 f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
                 "device; leave the devices at CPU, or choose another draft."
             )
-        from specdemo.convert.heads import eagle_layers  # imports OpenVINO
+        from specdemo.convert.eagle3 import eagle_layers  # imports OpenVINO
 
         model = target.folder / model_files.MODEL
         layers = eagle_layers(draft.folder, source.name, model, pair.target.name)

@@ -1,4 +1,4 @@
-"""A compiled EAGLE-3 head (`convert.heads` has its equations): a decoder of one layer with its own
+"""A compiled EAGLE-3 head (`convert.eagle3` has its equations): a decoder of one layer with its own
 paged KV cache, which also reads states of the target model.
 
 The graph is split at g, the states in the head's width: a row of g comes from the target's states,
@@ -46,7 +46,7 @@ def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:
 
 
 class EagleHead(PagedModel):
-    """The head in `xml`, IR of `convert.heads` or of optimum-intel's export. Column j of its
+    """The head in `xml`, IR of `convert.eagle3` or of optimum-intel's export. Column j of its
     logits stands for token `token_ids[j]`. Without an embedding it uses that of the IR `target`.
 
     Row i of a sequence is the pair of the target's states of token i and of token i + 1, so its
