@@ -78,7 +78,7 @@ class ToyModel:
         assert len({id(run.sequence) for run in batch}) == len(batch)
         for run in batch:
             length, blocks = len(run.sequence.tokens) + len(run.tokens), run.sequence.blocks
-            blocks += run.sequence._pool.take(max(-(-length // BLOCK) - len(blocks), 0))
+            blocks += run.sequence.pool.take(max(-(-length // BLOCK) - len(blocks), 0))
         self.batches.append([len(run.tokens) for run in batch])
         self._last = [self._run(run) for run in batch]
         return list(self._last)

@@ -108,6 +108,7 @@ def decode(
             # These tokens join the text; the cache forgets the others.
             context += added
             target.truncate(len(context) - 1)
+            target.settle()
             if allowed is not None:
                 allowed.commit(added)
             if kind != "first":

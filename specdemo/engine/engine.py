@@ -269,9 +269,10 @@ class Engine:
     def _fix_cache(self, model: Model) -> int:
         """Bound the cache of a model and give the blocks that it sets aside for measurements. All
         models get the bound of the first one, in tokens: half of the free memory, since the draft's
-        cache may take as much, and no more than all requests can need."""
-        size = model.block_size
-        set_aside = -(-cost_measurement.MEASURED_TOKENS // size) + 1
+        cache may take as much, and no more than all requests can need, but what one can need."""
+        size, states = model.block_size, model.pool.state_blocks
+        measured = cost_measurement.MEASURED_TOKENS
+        set_aside = -(-measured // size) + 1 + states(measured)
         if not self._cache_tokens:
             draft = self._files.draft
             free = self._available_bytes() - (weights_size(draft) if draft else 0)
@@ -283,12 +284,15 @@ class Engine:
             bound = half = free // 2
             if self._cache_mb is not None:
                 bound = min(self._cache_mb * 1_000_000, free)
-            self._limit_context(fitting(max(bound, half)) - 2 * size, free, model)
-            context, wanted = self.context_limit + 2 * size, fitting(bound)
+            room = fitting(max(bound, half)) - (2 + states(0)) * size
+            # The states along a prompt may take as much memory as its keys and values.
+            self._limit_context(room // 2 if states(0) else room, free, model)
+        context = self.context_limit + (2 + states(self.context_limit)) * size
+        if not self._cache_tokens:
+            self._cache_tokens = wanted = fitting(bound)
             if self._cache_mb is None:
-                wanted = min(wanted, (self._active + 1) * context)
-            self._cache_tokens = max(context, wanted)
-        model.resize_cache(-(-self._cache_tokens // size) + set_aside)
+                self._cache_tokens = min(wanted, (self._active + 1) * context)
+        model.resize_cache(-(-max(self._cache_tokens, context) // size) + set_aside)
         return set_aside
 
     def _limit_context(self, tokens: int, free: int, model: Model) -> None:

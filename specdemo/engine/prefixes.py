@@ -64,7 +64,7 @@ class PrefixCache:
             else:
                 beyond = min(shared, limit) - prefix
                 shared = 0 if beyond < 0 else prefix + beyond // self.chunk * self.chunk
-            if shared > reused:
+            if (shared := sequence.reach(shared)) > reused:
                 best, reused = sequence, shared
         return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
 
@@ -85,20 +85,22 @@ class PrefixCache:
         which is kept for reuse; in a paged model the answer shares the full blocks."""
         size = self.model.block_size
         shared = prompt // size if self.model.paged else 0
-        return -(-prompt // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
+        states = self.model.pool.state_blocks(prompt)
+        return -(-prompt // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared + states
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold. Safe to call from any thread."""
         texts = list(self._texts.values())
-        return {block for sequence, _ in texts for block in list(sequence.blocks)}
+        return {block for sequence, _ in texts for block in sequence.held_blocks()}
 
     def make_room(self, blocks: int, keep: int = 0) -> None:
         """Drop the oldest texts until the rest hold at most `blocks` blocks and are no more than
         `blocks`, but keep the newest `keep` texts."""
-        used = Counter(block for sequence, _ in self._texts.values() for block in sequence.blocks)
+        sequences = (sequence for sequence, _ in self._texts.values())
+        used = Counter(block for sequence in sequences for block in sequence.held_blocks())
         while max(len(used), len(self._texts)) > blocks and len(self._texts) > keep:
             sequence, _ = self._texts.pop(next(iter(self._texts)))
-            used -= Counter(sequence.blocks)
+            used -= Counter(sequence.held_blocks())
             sequence.release()
 
 

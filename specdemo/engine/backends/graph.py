@@ -18,6 +18,8 @@ POSITIONS, FIRSTS = "token_positions", "first_blocks"
 """Added inputs for attention in kernels, int32 [tokens]: a token's position, and the index of its
 sequence's first block among the blocks of all."""
 
+RECURRENT = ("PagedGatedDeltaNet", "PagedCausalConv1D")  # layers with tables of states
+
 HIDDEN = "hidden"  # name of the added output of hidden states
 CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
 
@@ -43,16 +45,29 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
 
 
 def page_attention(model: ov.Model) -> None:
-    """Turn the state of a decoder IR into a paged KV cache, in place. Raises ModelError for a model
-    with recurrent layers, RuntimeError for others without such a state."""
+    """Turn the state of a decoder IR into a paged KV cache and tables of recurrent states, in
+    place. Raises ModelError for recurrent layers that OpenVINO cannot page, RuntimeError for
+    others without such a state."""
     states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
     shapes = [node.get_output_partial_shape(0) for node in states]
     # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
-    if any(s.rank.is_static and all(size.is_static for size in list(s)[1:]) for s in shapes):
-        raise ModelError(
-            "The IR has recurrent layers, which cannot go back; choose a model with attention only."
-        )
-    paged_attention_transformation(model, False, False)
+    recurrent = any(
+        shape.rank.is_static and all(size.is_static for size in list(shape)[1:]) for shape in shapes
+    )
+    try:
+        paged_attention_transformation(model, False, False)
+        kinds = {node.get_type_name() for node in model.get_ops()}
+        paged = "PagedAttentionExtension" in kinds and kinds.intersection(RECURRENT)
+        if not recurrent or (paged and "ReadValue" not in kinds):
+            return
+    except RuntimeError:
+        if not recurrent:
+            raise
+    raise ModelError(
+        "The IR has recurrent layers of a kind whose states OpenVINO "
+        f"{ov.__version__.split('-')[0]} cannot keep for going back; choose a model with attention "
+        "only, or of the families Qwen3.5 and LFM2."
+    )
 
 
 def limit_logits(model: ov.Model, token_ids: np.ndarray | None = None) -> np.ndarray | None:
@@ -110,9 +125,11 @@ def add_states(model: ov.Model, parts: list[ov.Node]) -> None:
 
 
 def layers_of(model: ov.Model) -> int:
-    """The number of attention layers of a decoder, paged or not."""
+    """The number of layers of a decoder, paged or not: those of attention, and recurrent ones,
+    which have a convolution each."""
     kinds = [node.get_type_name() for node in model.get_ops()]
-    return kinds.count("PagedAttentionExtension") or kinds.count("ScaledDotProductAttention")
+    attention = kinds.count("PagedAttentionExtension") or kinds.count("ScaledDotProductAttention")
+    return attention + (kinds.count("PagedCausalConv1D") or kinds.count("GroupConvolution"))
 
 
 def _entering(stream: list[ov.Node], count: int, layers: tuple[int, ...]) -> list[ov.Node]:

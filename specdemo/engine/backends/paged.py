@@ -12,14 +12,16 @@ from typing import NamedTuple
 import numpy as np
 import openvino as ov
 
-from ..cache import CACHE_TOKENS, BlockPool, KVSequence
+from ..cache import CACHE_TOKENS, BlockPool, KVSequence, RecurrentPool, RecurrentSequence
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
 from ..pair_files import Checkpoint
-from . import attention, graph, kernels
+from . import attention, graph, kernels, recurrent
 
 CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention
+
+Form = tuple[ov.Type, list[int]]  # of a block of a cache or of a table of states
 
 
 def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
@@ -41,12 +43,14 @@ class Part(NamedTuple):
 
 class Layout(NamedTuple):
     """Where a batch is in a forward: its `parts`, with padding; the `wanted` tokens, which get
-    logits; and for each run its slices of the rows of logits and of the tokens."""
+    logits; for each run its slices of the rows of logits and of the tokens; and the parts of
+    recurrent layers."""
 
     parts: list[Part]
     wanted: list[int]
     rows: list[slice]
     tokens: list[slice]
+    recurrent: list[recurrent.StatePart]
 
 
 class Instance:
@@ -54,8 +58,10 @@ class Instance:
 
     def __init__(self, compiled: ov.CompiledModel):
         self.request = compiled.create_infer_request()
-        self._ports = {port.any_name: port for port in compiled.inputs}
+        self._ports = {name: port for port in compiled.inputs for name in port.names}
         self.cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
+        tables = [name for name in self._ports if name.startswith(recurrent.TABLES)]
+        self.table_ports = [self._ports[name] for name in tables]
         self._tensors: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
         self._bound: dict[str, ov.Tensor] = {}
         self.seconds = 0.0
@@ -82,6 +88,8 @@ class Instance:
                 graph.POSITIONS: inputs["position_ids"],
                 graph.FIRSTS: _joined(map(repeat, firsts, counts)),
             }
+        if layout.recurrent:
+            inputs |= recurrent.inputs_of(layout.recurrent)
         for name in inputs.keys() & self._ports.keys():
             self._bind(name, inputs[name])
         for name, array in states.items():
@@ -144,14 +152,20 @@ class PagedModel:
         if values:
             self.block_size = values[0].partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
-        self.resize_cache(-(-CACHE_TOKENS // self.block_size))
+        blocks = -(-CACHE_TOKENS // self.block_size)
+        self.resize_cache(blocks)
+        if states := self.pool.state_blocks(CACHE_TOKENS):
+            self.resize_cache(blocks + states)
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
         """The graph to compile: its outputs are logits, their log-sum-exp, and states, if any."""
         model = graph.read_decoder(core, xml)
         try:
             graph.page_attention(model)
+            recurrent.separate_sequences(model)
             self.token_ids = graph.limit_logits(model, self.settings.token_ids)
+        except ModelError:
+            raise
         except RuntimeError as error:
             why = "The IR is no decoder with a KV cache; export the model again"
             raise ModelError(f"{why}: {graph.last_line(error)}") from error
@@ -170,16 +184,21 @@ class PagedModel:
         return {}
 
     def new_sequence(self) -> KVSequence:
+        if isinstance(self.pool, RecurrentPool):
+            return RecurrentSequence(self.pool, self.block_size)
         return KVSequence(self.pool, self.block_size)
 
     def fork(self, source: KVSequence, length: int) -> KVSequence:
-        """A new sequence with the first `length` tokens of `source`. Both share its blocks; before
-        a sequence writes to a shared block, it gets a copy."""
-        fork = self.new_sequence()
+        """A new sequence with the first `length` tokens of `source`, or as many before them as it
+        can go back to. Both share its blocks; before a sequence writes to a shared block, it gets a
+        copy."""
+        fork, length = self.new_sequence(), source.reach(length)
         fork.tokens = source.tokens[:length]
         fork.blocks = source.blocks[: -(-length // self.block_size)]
         for block in fork.blocks:
             self.pool.references[block] += 1
+        if isinstance(fork, RecurrentSequence) and isinstance(source, RecurrentSequence):
+            fork.share_states(source)
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
@@ -217,7 +236,10 @@ class PagedModel:
         parts = [part for run in batch for part in self._parts(run)]
         # Padding attends to a scratch block.
         parts += [Part([0], 0, [self.pool.limit])] * (size - ends[-1]) + [Part([], 0, [])]
-        return Layout(parts, wanted or [0], rows, tokens)
+        states = []
+        if isinstance(self.pool, RecurrentPool):
+            states = recurrent.state_parts(batch, size - ends[-1])
+        return Layout(parts, wanted or [0], rows, tokens, states)
 
     def _parts(self, run: Run) -> list[Part]:
         tokens, start, blocks = list(run.tokens), run.sequence.length, run.sequence.blocks
@@ -245,29 +267,47 @@ class PagedModel:
                 self.pool.give_back(shared)
                 sequence.blocks[index] = copy
         sequence.reserve(sequence.length + len(run.tokens))
+        if isinstance(sequence, RecurrentSequence):
+            sequence.reserve_states(len(run.tokens), run.stepwise)
 
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, before there are sequences. Memory is taken when a
         block is used for the first time."""
-        forms = [
-            (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
-            for port in self._instance.cache_ports
-        ]
+        instance = self._instance
+        forms = [_form(port) for port in instance.cache_ports]
         for layer in self.attention:
             forms += [(attention.CACHE_TYPE, layer.cache_shape)] * 2
-        self._caches, self.block_bytes = [], 0
-        for kind, shape in forms:
-            size = math.prod(shape) * kind.bitwidth // 8
-            # One block more, for padding.
-            memory = np.frombuffer(mmap.mmap(-1, (blocks + 1) * size), np.uint8)
-            self._caches.append(ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), kind))
-            self.block_bytes += size
+        # One block more, for padding.
+        self._caches, self.block_bytes = _tables(forms, blocks + 1)
         addresses = [graph.raw_bytes(cache).ctypes.data for cache in self._caches]
         for index, layer in enumerate(self.attention):
             layer.description[-2:] = addresses[2 * index : 2 * index + 2]
-        for port, cache in zip(self._instance.cache_ports, self._caches, strict=False):
-            self._instance.request.set_tensor(port, cache)
+        for port, cache in zip(instance.cache_ports, self._caches, strict=False):
+            instance.request.set_tensor(port, cache)
         self.pool = BlockPool(blocks)
+        if instance.table_ports:
+            forms = [_form(port) for port in instance.table_ports]
+            _, state_bytes = _tables(forms, 1)
+            pool = RecurrentPool(blocks, -(-state_bytes // self.block_bytes), self.block_size)
+            self._states, _ = _tables(forms, pool.states.limit + recurrent.FURTHER_BLOCKS)
+            for port, table in zip(instance.table_ports, self._states, strict=True):
+                instance.request.set_tensor(port, table)
+            self.pool = pool
+
+
+def _form(port: ov.ConstOutput) -> Form:
+    return port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]]
+
+
+def _tables(forms: list[Form], blocks: int) -> tuple[list[ov.Tensor], int]:
+    """Caches of so many blocks in these forms, and the bytes of a block of all of them."""
+    tables, total = [], 0
+    for kind, shape in forms:
+        size = math.prod(shape) * kind.bitwidth // 8
+        memory = np.frombuffer(mmap.mmap(-1, blocks * size), np.uint8)
+        tables.append(ov.Tensor(memory, ov.Shape([blocks, *shape]), kind))
+        total += size
+    return tables, total
 
 
 def _joined(parts: Iterable[Iterable[int]]) -> list[int]:

@@ -191,13 +191,13 @@ class ModelDrafter(LogitsDrafter):
 
     def _unread(self, context: list[int], drafted: list[int]) -> list[int]:
         """The tokens of `context` and `drafted` to run next: at least the last one. Cuts the
-        sequence to the text before them."""
+        sequence to text before them."""
         text, read = [*context, *drafted], self.sequence.tokens
         same = min(len(read), len(text) - 1)
         while read[:same] != text[:same]:
             same -= 1
         self.sequence.truncate(same)
-        return text[same:]
+        return text[self.sequence.length :]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,0 +1,109 @@
+"""The recurrent layers of a hybrid decoder (gated delta nets, short convolutions): a forward writes
+their states into blocks of tables, so that a sequence goes back by reading an earlier block
+(docs/reference/recurrent.md)."""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from ..cache import RecurrentSequence
+from ..faults import ModelError
+from ..messages import Run
+from . import graph
+
+SEQUENCES = "la.subsequence_begins"  # the added input, int32 [sequences + 1]
+TABLES = ("conv_state_table.", "gated_delta_state_table.")  # inputs of a paged graph
+
+FURTHER_BLOCKS = 2
+"""Blocks of a table that belong to no sequence: zeros, before the first token, and one for states
+to which no sequence goes back."""
+
+
+def separate_sequences(model: ov.Model) -> None:
+    """Let the recurrent layers of a paged decoder, if it has some, read where sequences begin from
+    the new input SEQUENCES: they take the tokens of a run in order, while each of them is a
+    sub-sequence of its own for attention. Repairs positions too."""
+    layers = [node for node in model.get_ops() if node.get_type_name() in graph.RECURRENT]
+    if not layers:
+        return
+    begins = graph.named_input(SEQUENCES, [-1], ov.Type.i32)
+    for layer in layers:
+        for value in layer.inputs():
+            if "subsequence_begins" in value.get_source_output().get_names():
+                value.replace_source_output(begins.output(0))
+    model.add_parameters([begins])
+    _repair_rotary(model)
+    model.validate_nodes_and_infer_types()
+
+
+def _repair_rotary(model: ov.Model) -> None:
+    """Compute rotary angles as positions times inverse frequencies where the export interleaves
+    those of three axes by ScatterNDUpdate, as Qwen3.5's does: in paged form all tokens would get
+    the angles of the last one. In text a token has the same position on all axes."""
+    for cosine in [node for node in model.get_ordered_ops() if node.get_type_name() == "Cos"]:
+        joined = cosine.input_value(0).get_node()
+        product, kinds = joined, set()
+        while product.get_type_name() not in ("MatMul", "Parameter", "Constant"):
+            kinds.add(product.get_type_name())
+            sources = [value.get_node() for value in product.input_values()]
+            product = next((n for n in sources if n.get_type_name() != "Constant"), sources[0])
+        if "ScatterNDUpdate" not in kinds:
+            continue
+        if product.get_type_name() != "MatMul" or not _is_constant(product.input_value(0)):
+            raise ModelError(
+                "The IR computes rotary positions in an unknown way; export the model with "
+                "optimum-intel 2.1 and transformers 5.2."
+            )
+        width = joined.get_output_partial_shape(0)[-1].get_length()
+        frequencies = product.input_value(0).get_node().get_tensor_view().data
+        inverse = frequencies.reshape(-1)[: width // 2].astype(np.float32)
+        positions = model.input("position_ids").node.output(0)
+        rows = ops.convert(ops.unsqueeze(positions, ops.constant([1, 2])), "f32")
+        angles = ops.multiply(rows, ops.constant(inverse[None, None]))
+        joined.output(0).replace(ops.concat([angles, angles], 2).output(0))
+
+
+def _is_constant(value: ov.Output) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
+
+
+class StatePart(NamedTuple):
+    """The `tokens` tokens of a run, `before` which its sequence has so many. The first of `blocks`
+    has their state; the others get those after each token if `stepwise`, else after the last."""
+
+    tokens: int
+    before: int
+    blocks: list[int]
+    stepwise: bool
+
+
+def state_parts(batch: list[Run], padding: int) -> list[StatePart]:
+    """The parts of a forward of these runs and `padding` tokens."""
+    parts = []
+    for run in batch:
+        sequence = run.sequence
+        assert isinstance(sequence, RecurrentSequence)
+        zeros = sequence.pool.states.limit
+        unread = zeros + 1
+        begin, end = sequence.length, sequence.length + len(run.tokens)
+        ends = range(begin + 1 if run.stepwise else end, end + 1)
+        read = sequence.states[begin] if begin else zeros
+        written = [sequence.states.get(end, unread) for end in ends]
+        parts.append(StatePart(len(run.tokens), begin, [read, *written], run.stepwise))
+    if padding:
+        parts.append(StatePart(padding, 0, [zeros, unread], False))
+    return parts
+
+
+def inputs_of(parts: list[StatePart]) -> dict[str, list[int]]:
+    """The inputs for the recurrent layers of a forward of these parts, by name."""
+    return {
+        SEQUENCES: [0, *accumulate(part.tokens for part in parts)],
+        "la.past_lens": [part.before for part in parts],
+        "la.block_indices": [block for part in parts for block in part.blocks],
+        "la.block_indices_begins": [0, *accumulate(len(part.blocks) for part in parts)],
+        "la.cache_interval": [int(part.stepwise) for part in parts],
+    }

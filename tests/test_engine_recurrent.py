@@ -1,0 +1,313 @@
+"""Decoders with recurrent layers (docs/reference/recurrent.md): the graphs of optimum-intel's
+exports with made-up weights. Whatever is accepted, rejected, forked or batched, their logits are
+those of one token at a time, to the bit."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import openvino as ov
+import pytest
+import recurrent_models
+import torch
+import toy
+from openvino import opset13 as ops
+
+from specdemo.engine.backends import numerics, recurrent
+from specdemo.engine.backends.graph import layers_of, page_attention
+from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.cost_model import LARGEST
+from specdemo.engine.decode import Limits
+from specdemo.engine.drafts.draft_sources import LOOKUPS, ModelSource
+from specdemo.engine.faults import CacheFull, ModelError
+from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
+from specdemo.engine.prefixes import PrefixCache
+from specdemo.engine.request import Request, Target
+from specdemo.engine.sampling import Sampling
+from specdemo.engine.scheduler import Handle, Scheduler
+
+EXACT = ModelSettings(
+    properties=(
+        ("INFERENCE_PRECISION_HINT", "f32"),
+        ("KV_CACHE_PRECISION", "f32"),
+        ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+    )
+)
+TEXT = np.random.default_rng(0).integers(0, 256, 300).tolist()
+
+
+@pytest.fixture(scope="module", params=recurrent_models.CONFIGS)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(family, tmp_path_factory):
+    model = PagedModel(recurrent_models.write_ir(family, tmp_path_factory.mktemp(family)), EXACT)
+    [*_, invariance] = numerics.measure_invariance(model)
+    assert invariance.tokens == 64 and invariance.merging and invariance.chunks
+    return model
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(model):
+    yield
+    assert model.pool.used == model.pool.states.used == 0
+
+
+def rows_of(model, sequence, tokens, stepwise=True) -> np.ndarray:
+    [logits] = model.forward([Run(sequence, tokens, len(tokens), stepwise)])
+    return logits.rows.copy()
+
+
+def prefilled(model, length):
+    """A sequence of `length` tokens of TEXT, in chunks as prompts are read."""
+    sequence = model.new_sequence()
+    for begin in range(0, length, PREFILL_CHUNK):
+        rows_of(model, sequence, TEXT[begin : min(begin + PREFILL_CHUNK, length)], False)
+    return sequence
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    """Gives the logits after the tokens of TEXT from `begin` to `end`, one token a forward, after
+    a prompt of `prompt` tokens."""
+    known = {}
+
+    def part(prompt: int, begin: int, end: int) -> np.ndarray:
+        if prompt not in known:
+            with prefilled(model, prompt) as sequence:
+                tokens = TEXT[prompt : prompt + 100]
+                rows = [rows_of(model, sequence, [token]) for token in tokens]
+            known[prompt] = np.concatenate(rows)
+        return known[prompt][begin - prompt : end - prompt]
+
+    return part
+
+
+def test_logits_are_those_of_transformers(family, model):
+    with torch.no_grad():
+        wanted = recurrent_models.torch_model(family)(torch.tensor([TEXT[:150]])).logits[0].numpy()
+    with model.new_sequence() as sequence:
+        parts = [rows_of(model, sequence, TEXT[at : at + 50], False) for at in (0, 50)]
+        parts += [rows_of(model, sequence, TEXT[at : at + 10]) for at in range(100, 150, 10)]
+    assert np.abs(np.concatenate(parts) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_every_length_of_acceptance_goes_back_to_the_same_bits(model, reference):
+    for prompt in (24, 31, 57):  # within a block, and across the ends of a block and of a chunk
+        with prefilled(model, prompt) as prompted:
+            for accepted in range(LARGEST):
+                end = prompt + accepted
+                with model.fork(prompted, prompt) as sequence:
+                    draft = [*TEXT[prompt:end], *[7] * (LARGEST - accepted)]
+                    rows = rows_of(model, sequence, draft)
+                    assert np.array_equal(rows[:accepted], reference(prompt, prompt, end))
+                    sequence.truncate(end)
+                    sequence.settle()
+                    rows = rows_of(model, sequence, TEXT[end : end + 3])
+                    assert np.array_equal(rows, reference(prompt, end, end + 3))
+
+
+def test_random_schedules_of_accepting_and_rejecting_have_the_bits_of_single_tokens(
+    model, reference
+):
+    rng = np.random.default_rng(1)
+    with ExitStack() as prompts:
+        prompted = [prompts.enter_context(prefilled(model, size)) for size in (1, 30, 60, 128, 200)]
+        for _ in range(500):
+            source = prompted[rng.integers(len(prompted))]
+            prompt = source.length
+            with model.fork(source, prompt) as sequence:
+                for _ in range(rng.integers(2, 5)):
+                    begin, size = sequence.length, rng.integers(1, LARGEST + 1)
+                    end = begin + int(rng.integers(0, size + 1))
+                    wrong = rng.integers(0, 256, begin + size - end)
+                    rows = rows_of(model, sequence, [*TEXT[begin:end], *wrong])
+                    sequence.truncate(end)
+                    if rng.integers(2):
+                        sequence.settle()
+                    assert sequence.length == end
+                    assert np.array_equal(rows[: end - begin], reference(prompt, begin, end))
+
+
+def test_a_sequence_goes_back_to_states_that_it_has(model, reference):
+    with prefilled(model, 100) as sequence:
+        for token in TEXT[100:130]:
+            rows_of(model, sequence, [token])
+        assert [sequence.reach(length) for length in (130, 114, 113, 62)] == [130, 114, 63, 0]
+        sequence.truncate(113)
+        assert sequence.length == 63 and sequence.tokens == TEXT[:63]
+        assert np.array_equal(rows_of(model, sequence, TEXT[63:68]), reference(63, 63, 68))
+
+
+def test_eight_requests_in_a_forward_get_the_bits_that_each_gets_by_itself(model, reference):
+    lengths = (1, 5, 31, 32, 33, 63, 64, 100)
+    sequences = [prefilled(model, length) for length in lengths]
+    for sizes in ([8] * 8, [1] * 8, [1, 2, 3, 4, 5, 6, 7, 16]):
+        runs = [
+            Run(sequence, TEXT[length : length + size], size, stepwise=True)
+            for sequence, length, size in zip(sequences, lengths, sizes, strict=True)
+        ]
+        rows = [logits.rows.copy() for logits in model.forward(runs)]
+        for run, length, found in zip(runs, lengths, rows, strict=True):
+            assert np.array_equal(found, reference(length, length, run.sequence.length))
+            run.sequence.truncate(length)
+    for sequence in sequences:
+        sequence.release()
+
+
+def test_a_padded_token_has_the_bits_of_others_and_changes_no_state(model, reference):
+    wanted = reference(31, 31, 60)
+    model.min_tokens = 2
+    try:
+        with prefilled(model, 31) as sequence:
+            rows = [rows_of(model, sequence, [token]) for token in TEXT[31:60]]
+        assert np.array_equal(np.concatenate(rows), wanted)
+    finally:
+        model.min_tokens = 1
+
+
+@pytest.mark.parametrize("spacing, states", [(50, (189, 126, 63)), (100, (189, 63, 63))])
+def test_a_prompt_reuses_the_states_at_the_ends_of_chunks(
+    model, reference, monkeypatch, spacing, states
+):
+    monkeypatch.setattr(model.pool, "spacing", spacing)
+    cache = PrefixCache(model, PREFILL_CHUNK)
+    with prefilled(model, 200) as sequence:
+        cache.keep(model.fork(sequence, 200))
+    assert model.pool.used == len(cache.blocks())
+    ends = zip((200, 200, 188, 70, 60), (200, *states, 0), strict=True)
+    for index, (length, reused) in enumerate(ends):
+        found, _ = cache.find((*TEXT[:length], 7, 7), any_length=not index)
+        assert found.length == reused
+        if reused:
+            rows = rows_of(model, found, TEXT[reused : reused + 5])
+            assert np.array_equal(rows, reference(reused, reused, reused + 5))
+        found.release()
+    cache.make_room(0)
+
+
+def test_states_are_taken_from_the_blocks_that_a_request_may_hold(model):
+    most = PrefixCache(model, PREFILL_CHUNK).max_blocks(len(TEXT), len(TEXT) + 40)
+    with model.new_sequence() as sequence:
+        for begin in range(0, len(TEXT), PREFILL_CHUNK):
+            rows_of(model, sequence, TEXT[begin : begin + PREFILL_CHUNK], False)
+        for _ in range(40):
+            rows_of(model, sequence, [1])
+            assert len(sequence.held_blocks()) == model.pool.used <= most
+        rows_of(model, sequence, [1] * LARGEST)
+        assert model.pool.used <= most
+
+
+def test_a_table_that_is_too_small_refuses_and_stays_usable(model, family, tmp_path):
+    small = PagedModel(recurrent_models.write_ir(family, tmp_path), EXACT)
+    small.resize_cache(6 * small.pool.state_size)
+    with small.new_sequence() as sequence:
+        rows_of(small, sequence, [1, 2], False)
+        with pytest.raises(CacheFull, match="allowed"):
+            rows_of(small, sequence, [1] * LARGEST)
+        assert sequence.length == 2
+        rows_of(small, sequence, [3])
+    assert small.pool.used == small.pool.states.used == 0
+
+
+def answer(target, sources, handle, *, drafter="auto", draft_tokens=4, temperature=0.0) -> tuple:
+    sampling = Sampling(temperature=temperature, seed=3)
+    request = Request(tuple(TEXT[:90]), sampling, Limits(40, 2048), drafter, draft_tokens)
+    runners = [source.runner for source in sources if source.runner]
+    models = dict(zip(("target", "draft"), (target.model, *runners), strict=False))
+    stop = threading.Event()
+    handle = handle.submit(Handle(request.work(target, sources), models, stop=stop))
+    rounds = list(handle.events(at_once=True))
+    return toy.answer_ids(rounds), sum(round_.accepted for round_ in rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_are_those_without_drafts_whatever_drafts(family, model, tmp_path, temperature):
+    invariance = numerics.Invariance(tokens=64, merging=True, chunks=True)
+    target = Target("exact", model, PrefixCache(model, PREFILL_CHUNK), invariance)
+    other = next(name for name in recurrent_models.CONFIGS if name != family)
+    drafts = [
+        ModelSource(PagedModel(recurrent_models.write_ir(name, tmp_path / name, noise), EXACT))
+        for name, noise in ((family, 0.1), (other, 0.0))
+    ]
+    scheduler = Scheduler(background=False)
+    try:
+        wanted, _ = answer(target, (), scheduler, temperature=temperature)
+        for sources in (LOOKUPS, drafts[:1], drafts[1:], (*LOOKUPS, drafts[0])):
+            found, accepted = answer(target, sources, scheduler, temperature=temperature)
+            assert found == wanted
+            assert accepted or drafts[0] not in sources
+    finally:
+        scheduler.close()
+        target.prefixes.make_room(0)
+
+
+def test_a_hundred_cancelled_requests_leave_no_block(model):
+    for count in range(100):
+        sequence = model.new_sequence()
+        rows_of(model, sequence, TEXT[: 2 + count], False)
+        rows_of(model, sequence, TEXT[:5])
+        sequence.release()
+        assert model.pool.used == model.pool.states.used == 0
+
+
+def refusal(graph: ov.Model, folder) -> str:
+    ov.save_model(graph, folder / "other.xml")
+    with pytest.raises(ModelError) as error:
+        PagedModel(folder / "other.xml", EXACT)
+    return str(error.value)
+
+
+def test_recurrent_layers_that_cannot_be_paged_are_refused_in_one_sentence(model, family, tmp_path):
+    graph = ov.Core().read_model(recurrent_models.write_ir(family, tmp_path))
+    first = ops.constant(np.zeros((1, 8, 4), np.float32))
+    state = ops.read_value(first, "other", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
+    graph.add_sinks([ops.assign(state, "other")])
+    pattern = (
+        r"The IR has recurrent layers of a kind [^.]*OpenVINO [\d.]+ [^.]*; choose [^;]*\.5 [^.]*\."
+    )
+    assert re.fullmatch(pattern, refusal(graph, tmp_path))
+
+
+def test_a_state_of_another_shape_is_refused_in_one_sentence(model, family, tmp_path):
+    xml = recurrent_models.write_ir(family, tmp_path)
+    changed = re.sub(r'variable_shape="\?,(\d+),(\d)"', r'variable_shape="?,\1,7"', xml.read_text())
+    xml.write_text(changed)
+    with pytest.raises(ModelError, match="not a readable OpenVINO model; fetch or export it again"):
+        PagedModel(xml, EXACT)
+
+
+def test_rotary_positions_of_an_unknown_form_are_refused_in_one_sentence(tmp_path):
+    graph = ov.Core().read_model(recurrent_models.write_ir("qwen3_5_text", tmp_path))
+    node = next(node for node in graph.get_ops() if node.get_type_name() == "Cos")
+    while node.get_type_name() != "MatMul":
+        sources = [value.get_node() for value in node.input_values()]
+        node = next(source for source in sources if source.get_type_name() != "Constant")
+    zero = ops.convert(ops.multiply(graph.input("position_ids").node, ops.constant(0)), "f32")
+    scaled = ops.add(node.input_value(0), ops.reduce_sum(zero, ops.constant([0, 1]), True))
+    node.input(0).replace_source_output(scaled.output(0))
+    assert re.fullmatch(r"The IR computes rotary .*; export .*\.", refusal(graph, tmp_path))
+
+
+def test_recurrent_layers_are_counted_as_layers(model, family, tmp_path):
+    graph = ov.Core().read_model(recurrent_models.write_ir(family, tmp_path))
+    assert layers_of(graph) == 3
+    page_attention(graph)
+    assert layers_of(graph) == 3
+
+
+def test_a_run_is_one_part_for_recurrent_layers(model):
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1, 2], 0)])
+        sequence.reserve_states(2, True)
+        parts = recurrent.state_parts([Run(sequence, [3, 4], 2, stepwise=True)], 1)
+        inputs = recurrent.inputs_of(parts)
+        assert inputs["la.subsequence_begins"] == [0, 2, 3]
+        assert inputs["la.past_lens"] == [2, 0] and inputs["la.cache_interval"] == [1, 0]
+        zeros = model.pool.states.limit
+        assert inputs["la.block_indices"][3:] == [zeros, zeros + 1]
