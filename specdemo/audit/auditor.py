@@ -44,16 +44,15 @@ class AuditRow:
 
 @dataclass(kw_only=True)
 class AuditReport(ReportHeader):
-    """`greedy` counts our own answers, `sampling` is the cell of our own with the smallest p-value,
-    `sampling_cells` the number of p-values, `left_out` why a peer could not run."""
+    """A whole audit."""
 
     prompts: int = 0
     draws: int = 0
     rows: list[AuditRow] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    greedy: dict[str, int] = field(default_factory=dict)
-    sampling: Cell | None = None
-    sampling_cells: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)  # why a peer could not run
+    greedy: dict[str, int] = field(default_factory=dict)  # of our own answers
+    sampling: Cell | None = None  # that of our own with the smallest p-value
+    sampling_cells: int = 0  # number of p-values
     created: str = ""
 
     def judge(self) -> None:

@@ -155,20 +155,18 @@ forward runs as many tokens as the third argument. NaN where the engine does not
 
 @dataclass(eq=False, kw_only=True)
 class Peer(PairEngine):
-    """One way in which the engine `name` runs a pair, by one `method`. `variant` distinguishes ways
-    of the same method. `load` makes the pipeline at its first call; ways with another draft
-    `length` share it. `baseline`: the engine's autoregressive way, for the audit."""
+    """One way in which an engine runs a pair, by one method."""
 
     loaded: LoadedPair
-    name: str
+    name: str  # of the engine
     method: str
-    variant: str
+    variant: str  # distinguishes ways of the same method
     properties: dict[str, str]
-    load: _lru_cache_wrapper[Generate]
+    load: _lru_cache_wrapper[Generate]  # makes the pipeline at its first call
     offers: frozenset[str]
     logits: Logits
-    length: int | None = None
-    baseline: Peer | None = None
+    length: int | None = None  # of a draft; ways with another one share the pipeline
+    baseline: Peer | None = None  # the engine's autoregressive way
     self_draft: SelfDrafted | None = None
     repeated: list[str] = field(default_factory=list)
 

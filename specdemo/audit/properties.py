@@ -23,13 +23,12 @@ ROUNDING = 0.1  # logits: smaller margins can change sign by the order of a sum
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked, fixed before the run. `draws`: at most so many draws of a cell; 0 leaves
-    sampling out. `only` names the properties to test."""
+    """What is asked, fixed before the run."""
 
     prompts: Sequence[str]
     settings: Settings
-    draws: int
-    only: Sequence[str]
+    draws: int  # of a cell at most; 0 leaves sampling out
+    only: Sequence[str]  # names of the properties to test
 
     def greedy(self, limit: int | None = None, **changes: Any) -> list[Case]:
         """The first `limit` prompts with greedy settings and these `changes`."""
@@ -51,17 +50,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The result of one property. `counterexample` is the shortest. Of the sampled part: `p_values`
-    by coupling, the smallest as `p_value`, and the number of `draws` per coupling."""
+    """The result of one property."""
 
     result: Literal["pass", "fail", "not offered"]
     cases: int = 0
     failures: int = 0
     note: str = ""
-    counterexample: dict[str, Any] | None = None
-    p_value: float | None = None
-    p_values: dict[str, float] | None = None
-    draws: int | None = None
+    counterexample: dict[str, Any] | None = None  # the shortest
+    p_value: float | None = None  # the smallest of those
+    p_values: dict[str, float] | None = None  # by coupling
+    draws: int | None = None  # per coupling
     tv_distance: float | None = None
     tv_noise_floor: float | None = None
 
@@ -373,10 +371,10 @@ def _beginning(engine: AuditedEngine, case: Case, speculative: bool) -> Tokens:
 
 
 class Property(NamedTuple):
-    """`failure`: what it means for users that the `test` fails."""
+    """A property that an audit tests."""
 
     title: str
-    failure: str
+    failure: str  # what it means for users that the test fails
     test: Callable[[Subject, Plan], Cell]
 
 

@@ -63,27 +63,25 @@ PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between f
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """`differences` by prompt, in words; `skipped`: why a prompt or a peer was left out;
-    `positions`: (accepted, examined) of the first, second, ... draft token of a round."""
+    """What explains the figures."""
 
-    differences: dict[str, str]
-    skipped: dict[str, str]
+    differences: dict[str, str]  # by prompt, in words
+    skipped: dict[str, str]  # why a prompt or a peer was left out
     repeats: int
     total: Summary
-    positions: list[tuple[int, int]]
+    positions: list[tuple[int, int]]  # (accepted, examined) of each draft token of a round
     created: str
     seconds: float
 
 
 @dataclass(kw_only=True)
 class BenchReport(ReportHeader):
-    """`rows` is a table of prompts, `summary` is of them all (`summary_of`), `peers` has a row for
-    each engine and method."""
+    """A whole benchmark."""
 
-    rows: list[Row]
-    summary: Row
+    rows: list[Row]  # of prompts
+    summary: Row  # of them all (`summary_of`)
     decision: Decision
-    peers: dict[str, Row]
+    peers: dict[str, Row]  # by engine and method
     details: Details
 
     @property

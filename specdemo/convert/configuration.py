@@ -80,13 +80,13 @@ class RopeLimit(Configuration):
 
 
 class GenerationLimits(Configuration):
-    """Where answers end. `context` and `original` context: tokens, 0 if they are not given."""
+    """Where answers end."""
 
     eos_token_id: Annotated[
         list[TokenId], BeforeValidator(lambda ids: ids if isinstance(ids, list) else [ids])
     ] = []
-    context: int = named(*_CONTEXT, **_TOKENS)
-    original: int = named(*_ORIGINAL, **_TOKENS)
+    context: int = named(*_CONTEXT, **_TOKENS)  # tokens; 0 if it is not given
+    original: int = named(*_ORIGINAL, **_TOKENS)  # before the context was extended
     rope: Annotated[RopeLimit, BeforeValidator(full_attention)] = named(
         "rope_parameters", "rope_scaling", default=RopeLimit()
     )

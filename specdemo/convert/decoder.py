@@ -29,29 +29,21 @@ _MASKED = np.float32(-65504)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What decoders of a family have in common. `name`: in GGUF files. `gelu`: its approximation in
-    the feed-forward part, "" for SiLU. `gated`: that part has three matrices, else two. `biases`:
-    matrices of a layer with a bias. `rms`: RMSNorm, else LayerNorm with biases. `norms`: where a
-    layer's two parts are normalised. `parallel`: both parts read the same state. `head_norms`:
-    queries and keys are normalised, each head or the whole row. `positions`: learned ones are added
-    to the embedding, nothing is rotated. `unrotated`: one layer in so many is not. `unlimited`: if
-    layers have a sliding window, one in so many has not. `root_scaled`: the embedding is multiplied
-    by the root of its width. `interleaved`: GGUF files have the halves of each query and key
-    interleaved."""
+    """What decoders of a family have in common."""
 
-    name: str
-    gelu: str = ""
-    gated: bool = True
-    biases: tuple[str, ...] = ()
-    rms: bool = True
-    norms: Literal["before", "after", "both"] = "before"
-    parallel: bool = False
-    head_norms: Literal["", "head", "row"] = ""
-    positions: bool = False
-    unrotated: int = 0
-    unlimited: int = 0
-    root_scaled: bool = False
-    interleaved: bool = False
+    name: str  # in GGUF files
+    gelu: str = ""  # its approximation in the feed-forward part; "" for SiLU
+    gated: bool = True  # the feed-forward part has three matrices, else two
+    biases: tuple[str, ...] = ()  # matrices of a layer with a bias
+    rms: bool = True  # RMSNorm, else LayerNorm with biases
+    norms: Literal["before", "after", "both"] = "before"  # where a layer's two parts are normalised
+    parallel: bool = False  # both parts read the same state
+    head_norms: Literal["", "head", "row"] = ""  # queries and keys are normalised by
+    positions: bool = False  # learned, added to the embedding; nothing is rotated
+    unrotated: int = 0  # one layer in so many is not rotated
+    unlimited: int = 0  # if layers have a sliding window, one in so many has not
+    root_scaled: bool = False  # the embedding is multiplied by the root of its width
+    interleaved: bool = False  # GGUF files interleave the halves of each query and key
 
 
 _ALL = (
@@ -140,35 +132,29 @@ class Sizes(Configuration):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
-    values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
-    with this `rope_base`, divided by `rope_factors`, to the length `rope_scale`. `unrotated`:
-    layers without it. `context`: tokens, for learned positions. Embedding, layers' parts and
-    attention are multiplied by their scales; logits are divided by theirs. Layers in `sliding`
-    attend to the last `window` tokens, rotated by frequencies with `local_rope_base` and no
-    factors, if it is given."""
+    """Sizes of a decoder."""
 
     hidden: int
     layers: int
     attention_heads: int
     vocabulary: int
-    inner: int
-    kv_heads: int
-    width: int
-    rotary: float = 1.0
-    rope_base: float = 10_000
-    rope_factors: tuple[float, ...] = ()
-    rope_scale: float = 1.0
-    unrotated: frozenset[int] = frozenset()
-    window: int = 0
+    inner: int  # width of the feed-forward part
+    kv_heads: int  # heads of keys and values
+    width: int  # of a head
+    rotary: float = 1.0  # share of a head's width that is rotated
+    rope_base: float = 10_000  # of the frequencies
+    rope_factors: tuple[float, ...] = ()  # which divide the frequencies
+    rope_scale: float = 1.0  # length of rotated values
+    unrotated: frozenset[int] = frozenset()  # layers
+    window: int = 0  # tokens to which layers in `sliding` attend
     sliding: frozenset[int] = frozenset()
-    local_rope_base: float | None = None
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    attention_scale: float | None = None
-    logit_scale: float = 1.0
+    local_rope_base: float | None = None  # of layers in `sliding`, without factors
+    embedding_scale: float = 1.0  # multiplies the embedding
+    residual_scale: float = 1.0  # multiplies what a layer's part adds
+    attention_scale: float | None = None  # multiplies attention scores; None: width ** -0.5
+    logit_scale: float = 1.0  # divides the logits
     epsilon: float = 1e-5
-    context: int = 0
+    context: int = 0  # tokens, for learned positions
     tied: bool = False
     family: Family = FAMILIES["llama"]
 

@@ -81,15 +81,14 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """How a model becomes IR. `file`: a GGUF file's metadata. `shape` and `tensors`: of the graph
-    that is built here; without a shape optimum-intel exports the checkpoint."""
+    """How a model becomes IR."""
 
     source: Path
     name: str
     weight_format: str
-    file: Gguf | None = None
-    shape: Shape | None = None
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    file: Gguf | None = None  # a GGUF file's metadata
+    shape: Shape | None = None  # of the graph that is built here; None: optimum-intel exports
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of that graph
 
     @classmethod
     def of(cls, source: Path, weight_format: str, name: str) -> Self:

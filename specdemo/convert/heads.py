@@ -36,13 +36,11 @@ _TARGET = ["specdemo", "target"]
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """`weights`: a head's matrices by name (`gate_up` is `gate` stacked on `up`). `tokens`: the
-    token ids of its logits, int64 [V']. `fractions`: depths in the target, from 0 to 1, where the
-    head reads the residual stream beside the input of the target's output matrix."""
+    """A draft head."""
 
-    weights: dict[str, Quantized]
-    tokens: np.ndarray
-    fractions: tuple[float, ...] = ()
+    weights: dict[str, Quantized]  # matrices by name (`gate_up` is `gate` stacked on `up`)
+    tokens: np.ndarray  # token ids of the logits, int64 [V']
+    fractions: tuple[float, ...] = ()  # depths (0 to 1) at which the stream is read too
 
     def save(self, path: Path) -> None:
         """Write an .npz."""

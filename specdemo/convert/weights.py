@@ -34,17 +34,15 @@ _SMALLEST_FITTED = 1e-6  # magnitude of a scale
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor [rows, columns] or [rows] in a file, from the byte `begin`. `order`: which of the
-    file's rows these are, None for all. `swapped`: if the file has columns as rows, their width.
-    `added`: to every value that the file has."""
+    """A tensor [rows, columns] or [rows] in a file."""
 
     path: Path
-    begin: int
+    begin: int  # byte
     shape: tuple[int, ...]
     type: GGMLQuantizationType
-    order: np.ndarray | None = None
-    swapped: int = 0
-    added: float = 0.0
+    order: np.ndarray | None = None  # which of the file's rows these are; None: all
+    swapped: int = 0  # if the file has columns as rows, their width
+    added: float = 0.0  # to every value that the file has
 
     def rows(self, order: np.ndarray) -> Tensor:
         return replace(self, shape=(len(order), *self.shape[1:]), order=order)
@@ -204,11 +202,10 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Quantized(NamedTuple):
-    """A matrix in int4. `values`: uint8 [rows, columns / 2], two per byte, the first in the lower
-    bits. `scales`: float16 [rows, groups]."""
+    """A matrix in int4."""
 
-    values: np.ndarray
-    scales: np.ndarray
+    values: np.ndarray  # uint8 [rows, columns / 2], the first of two in the lower bits
+    scales: np.ndarray  # float16 [rows, groups]
 
     def floats(self) -> np.ndarray:
         """The matrix, float32 [rows, columns]."""

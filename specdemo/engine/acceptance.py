@@ -87,13 +87,13 @@ def adjustment(sampling: Sampling, prompt: Sequence[int]) -> Adjustment | None:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """The target's logits after `context`, and after each token of a draft, with a mask for each.
-    `row` gives them after the `adjustment` of the text, with only allowed tokens."""
+    """The target's logits after a text, and after each token of a draft. `row` gives them after the
+    adjustment of the text, with only allowed tokens."""
 
     logits: Logits
-    context: Sequence[int]
+    context: Sequence[int]  # the text
     adjustment: Adjustment | None = None
-    masks: list[Mask] | None = None
+    masks: list[Mask] | None = None  # for each row
 
     def row(self, drafted: Sequence[int]) -> Logits:
         """The row after `drafted`."""

@@ -34,12 +34,11 @@ Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """An answer ends after one of `stop_ids` (which is part of it), after `max_new_tokens`, or when
-    prompt and answer fill `context_limit` tokens."""
+    """Where an answer ends."""
 
-    max_new_tokens: int
-    context_limit: int
-    stop_ids: frozenset[int] = frozenset()
+    max_new_tokens: int  # of the answer
+    context_limit: int  # tokens of prompt and answer
+    stop_ids: frozenset[int] = frozenset()  # the answer ends with one of these
 
 
 def prefill(

@@ -40,12 +40,11 @@ class Logprobs:
 
 @dataclass(slots=True)
 class DraftToken:
-    """A draft token: `accepted`, rejected, or not reached. In the last case `target_probability` is
-    None, because the target saw another prefix."""
+    """A draft token: accepted, rejected, or not reached."""
 
     id: int
     draft_probability: float | None
-    target_probability: float | None
+    target_probability: float | None  # None if not reached: the target saw another prefix
     accepted: bool
     source: Source = "model"
     text: str = ""
@@ -71,21 +70,18 @@ class EmittedToken:
 
 @dataclass(slots=True)
 class Round:
-    """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
-    `emitted` is None when the answer ended inside the accepted draft tokens. `logprobs` are those
-    of `tokens`, if the request asked for them, as are the `candidates`: the draft model's likeliest
-    tokens in the place of the rejected one, likeliest first; none if no draft model with the
-    target's vocabulary proposed it. `text` is what it adds to the answer's text: without a last
-    incomplete character, and without what may become a stop string."""
+    """One draft-and-verify step. `candidates` are the draft model's likeliest tokens in the place
+    of the rejected one, likeliest first, if the request asked for them and the draft model has the
+    target's vocabulary."""
 
     drafted: tuple[DraftToken, ...]
-    emitted: EmittedToken | None
+    emitted: EmittedToken | None  # None: the answer ended inside the accepted draft tokens
     draft_seconds: float
     verify_seconds: float
-    shown_at: float
-    logprobs: tuple[Logprobs, ...] = ()
+    shown_at: float  # seconds since the start of the run
+    logprobs: tuple[Logprobs, ...] = ()  # of `tokens`, if the request asked for them
     candidates: tuple[DraftToken, ...] = ()
-    text: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)  # certain: without what later tokens may change
 
     @property
     def accepted(self) -> int:
@@ -110,14 +106,12 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How a decoder is compiled. `properties` go to the plugin as they are. `hidden` names the
-    states that a draft head reads, None for no head. Logits cover only `token_ids` (int64 [V],
-    ascending; None: all)."""
+    """How a decoder is compiled. Logits cover only `token_ids`, ascending (None: all)."""
 
     device: str = "CPU"
-    properties: tuple[tuple[str, str], ...] = ()
-    hidden: Taps | None = None
-    token_ids: np.ndarray | None = field(default=None, compare=False)
+    properties: tuple[tuple[str, str], ...] = ()  # go to the plugin as they are
+    hidden: Taps | None = None  # states that a draft head reads
+    token_ids: np.ndarray | None = field(default=None, compare=False)  # int64 [V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +134,11 @@ class Run:
 
 
 class Logits(NamedTuple):
-    """The logits of a forward: `rows` float32 [n, vocabulary]; `log_sum` float32 [n], the
-    log-sum-exp of each row. A draft head reads `state`, float32 [tokens, H]: hidden states of all
-    tokens of a forward of a target model compiled for a head, or the head's own next states."""
+    """The logits of a forward."""
 
-    rows: np.ndarray
-    log_sum: np.ndarray
-    state: np.ndarray | None = None
+    rows: np.ndarray  # float32 [n, vocabulary]
+    log_sum: np.ndarray  # float32 [n], the log-sum-exp of each row
+    state: np.ndarray | None = None  # float32 [tokens, H]: for a draft head, or its own next
 
     def best(self, index: int) -> int:
         """The argmax of row `index`. OpenVINO's TopK takes two hundred times as long as numpy."""
@@ -295,14 +287,12 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a Forward: logits, valid until that model's next forward, and `seconds`.
-    `others` counts the tokens of other requests in that forward. `shared`: other requests have been
-    active beside this one."""
+    """The answer to a Forward."""
 
-    logits: Logits
+    logits: Logits  # valid until that model's next forward
     seconds: float
-    others: int = 0
-    shared: bool = False
+    others: int = 0  # tokens of other requests in that forward
+    shared: bool = False  # other requests have been active beside this one
 
 
 class Proposal(NamedTuple):
@@ -331,10 +321,10 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft tokens to verify, and the `seconds` that a draft model spent on them."""
+    """The draft tokens to verify."""
 
     proposals: tuple[Proposal, ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # that a draft model spent on them
 
     @property
     def tokens(self) -> list[int]:

@@ -22,24 +22,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
-    precision; most prompts begin with `template_prefix`. With an IR target, a draft `head` (IR)
-    replaces the draft model. An EAGLE-3 head reads the states that enter `head_layers` of the
-    target; others: (). The draft model reads at most `draft_context` tokens, 0 for any number, and
-    proposes only `draft_token_ids` (int64 [V], ascending; None: all); if its vocabulary is another
-    one, `translation` makes a `messages.Translation` for each request."""
+    """The models of an engine: IR, or checkpoints on torch devices. The draft model proposes only
+    `draft_token_ids` (int64 [V], ascending; None: all)."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
-    kv_cache: str = "auto"
-    template_prefix: tuple[int, ...] = ()
-    draft_context: int = 0
+    kv_cache: str = "auto"  # its precision
+    template_prefix: tuple[int, ...] = ()  # with which most prompts begin
+    draft_context: int = 0  # tokens that the draft model reads at most; 0: any number
     draft_token_ids: np.ndarray | None = field(default=None, compare=False)
-    head: Path | None = None
-    head_layers: tuple[int, ...] = ()
-    translation: Callable[[], Any] | None = None
+    head: Path | None = None  # IR of a draft head, in place of the draft model
+    head_layers: tuple[int, ...] = ()  # of an IR target, whose inputs an EAGLE-3 head reads
+    translation: Callable[[], Any] | None = None  # a request's, of another vocabulary
 
 
 def weights_size(source: Path | Checkpoint) -> int:

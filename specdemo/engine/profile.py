@@ -10,18 +10,14 @@ Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin 
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
-    (0: none do, or fast numerics). A forward of one token differs by at most `one_token` logits.
-    With `merging` a request gets the same bits in a shared forward as by itself, with `chunks` a
-    prompt does whatever the lengths of its chunks, with `decoded` also if parts of it were decoded.
-    Until it is `complete`, more may be found."""
+    """What was measured about forwards. Until it is complete, more may be found."""
 
-    tokens: int = 0
-    one_token: float = 0.0
-    threads: int = 0
-    merging: bool = False
-    chunks: bool = False
-    decoded: bool = False
+    tokens: int = 0  # forwards of 2 to so many give bitwise equal logits; 0: none do
+    one_token: float = 0.0  # logits by which a forward of one token differs at most
+    threads: int = 0  # of the measurement
+    merging: bool = False  # a shared forward gives the same bits
+    chunks: bool = False  # so do a prompt's chunks of any length
+    decoded: bool = False  # also if parts of it were decoded
     complete: bool = True
 
     @property
@@ -56,15 +52,13 @@ class Invariance:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """Measurements of a model in one setting. `costs` are seconds of a forward by its number of
-    tokens, without context; `attention` what each token of its context adds to a row; `measured`
-    their date (ISO 8601)."""
+    """Measurements of a model in one setting."""
 
     properties: Properties = ()
     invariance: Invariance = Invariance()
-    costs: dict[int, float] = field(default_factory=dict)
-    measured: str = ""
-    attention: float = 0.0
+    costs: dict[int, float] = field(default_factory=dict)  # seconds by tokens, without context
+    measured: str = ""  # their date (ISO 8601)
+    attention: float = 0.0  # seconds that a token of its context adds to a row
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,16 @@ Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a R
 
 @dataclass
 class Target:
-    """A target model with the numerics `name`, and what decoding on it has taught so far.
-    `measured` is the date of the cost table. `prepared` is set when the measurements have ended.
-    `answering`: ids of requests."""
+    """A target model, and what decoding on it has taught so far."""
 
-    name: str
+    name: str  # of the numerics
     model: Model
     prefixes: PrefixCache
     invariance: Invariance
     policy: Policy = field(default_factory=Policy)
-    measured: str = ""
-    prepared: threading.Event = field(default_factory=threading.Event)
-    answering: set[int] = field(default_factory=set)
+    measured: str = ""  # date of the cost table
+    prepared: threading.Event = field(default_factory=threading.Event)  # measurements have ended
+    answering: set[int] = field(default_factory=set)  # ids of requests
 
     def fair_chunk(self, context: int) -> int:
         """The tokens of a prefill forward beside other requests: fewer than alone after a long

@@ -32,18 +32,16 @@ VERSION = 15  # changes when figures get another meaning, such as the confidence
 
 @dataclass(frozen=True, slots=True)
 class DraftResult:
-    """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
-    autoregressive decoding. `draft_seconds`: of a step of the draft model. `verdict`: on its
-    speed-up, as a sentence. `counted`: prompts that count."""
+    """Figures of a pair with one draft."""
 
-    draft: str
+    draft: str  # "none": n-grams only
     speedup: float
     tokens_per_second: float
     acceptance_rate: float | None
-    target_seconds: float
-    draft_seconds: float
-    verdict: str = ""
-    counted: int = 0
+    target_seconds: float  # of a token of autoregressive decoding
+    draft_seconds: float  # of a step of the draft model
+    verdict: str = ""  # on its speed-up, as a sentence
+    counted: int = 0  # prompts that count
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,13 @@ LINE_SECONDS = 5.0  # between lines on the same step, where there is no terminal
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. `done` and `total` are bytes, unless they have another `unit`; `total` is None
-    for a step of unknown size. `rate` is in bytes per second, 0 if it is not known yet."""
+    """One report of progress."""
 
     text: str
     done: int = 0
-    total: int | None = None
-    rate: float = 0.0
-    unit: str = "MB"
+    total: int | None = None  # None for a step of unknown size
+    rate: float = 0.0  # per second, 0 if it is not known yet
+    unit: str = "MB"  # of `done` and `total`, which are bytes for MB
 
     @property
     def line(self) -> str:

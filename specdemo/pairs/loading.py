@@ -36,16 +36,15 @@ DRAFT_TOKENS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPair(PairFiles):
-    """A pair ready to compile. `context_limit` is in tokens. `typical_profile` is used until this
-    machine has measured. `check` finds damaged files."""
+    """A pair ready to compile."""
 
     info: PairInfo
     tokenizer: Tokenizer
     template: Template
     stop_ids: frozenset[int]
-    context_limit: int
-    typical_profile: Profile | None = None
-    check: Check = field(default_factory=Check)
+    context_limit: int  # tokens
+    typical_profile: Profile | None = None  # used until this machine has measured
+    check: Check = field(default_factory=Check)  # finds damaged files
 
 
 def chosen_draft(pair: Pair) -> tuple[Source, ...]:

@@ -84,16 +84,15 @@ class PairInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """A target model, the models that can draft for it, and the `choice` that named it.
-    `memory_bytes`: weights, caches, working space. `use`: what its answers are good for."""
+    """A target model and the models that can draft for it."""
 
     name: str
     title: str
-    memory_bytes: int
+    memory_bytes: int  # weights, caches, working space
     target: Source
     drafts: tuple[Source, ...] = ()
-    use: str = ""
-    choice: ModelChoice = ModelChoice()
+    use: str = ""  # what its answers are good for
+    choice: ModelChoice = ModelChoice()  # that named it
 
     @property
     def embedded(self) -> bool:

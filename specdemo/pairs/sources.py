@@ -23,15 +23,13 @@ _EXPORT_VERSION = 10  # changes with the exporters, so that older exports are no
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from. `repo`: a Hub repository, a folder, a GGUF file, or "" for an
-    embedded model. `export`: the weight format that a checkpoint is exported to; "" for IR,
-    AS_IT_IS for a checkpoint that torch runs. `ir_bytes`: bytes of the exported weights."""
+    """Where a model comes from."""
 
-    repo: str
+    repo: str  # a Hub repository, folder or GGUF file; "": an embedded model
     name: str
     download_bytes: int = 0
-    export: str = ""
-    ir_bytes: int = 0
+    export: str = ""  # weight format of a checkpoint's export; "" for IR, AS_IT_IS for torch
+    ir_bytes: int = 0  # of the exported weights
 
 
 EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")

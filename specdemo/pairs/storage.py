@@ -16,12 +16,11 @@ DAY = 86_400  # seconds
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A folder of a model in the cache folder, by its path there. `bytes` without files that a
-    model before it in the list has too, `unused_days` since it was last loaded."""
+    """A folder of a model in the cache folder."""
 
-    name: str
-    bytes: int
-    unused_days: float
+    name: str  # its path there
+    bytes: int  # without files that a model before it in the list has too
+    unused_days: float  # since it was last loaded
 
 
 def mark_used(folder: Path) -> None:

@@ -32,19 +32,16 @@ class PairedRuns:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on pairs. `races`: how many count; `faster`: how many of these are faster with
-    drafts; `speedup`: their median, of two in the middle the lower one. `interval` contains the
-    true median with probability `sure`. `uncounted` pairs do not count, most of them because of
-    `why`. `unit` is the word for a pair."""
+    """The verdict on pairs of runs."""
 
-    speedup: float
-    interval: tuple[float, float]
+    speedup: float  # the median; of two in the middle the lower one
+    interval: tuple[float, float]  # contains the true median with probability `sure`
     sure: float
-    races: int
-    faster: int
-    uncounted: int = 0
-    why: str = ""
-    unit: str = "race"
+    races: int  # that count
+    faster: int  # of those, with drafts
+    uncounted: int = 0  # that do not count
+    why: str = ""  # most of those do not
+    unit: str = "race"  # the word for a pair
 
     @property
     def result(self) -> Literal["faster", "slower", "undecided"]:

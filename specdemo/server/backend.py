@@ -58,14 +58,13 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An event of one of the answers to a request. `text` is the next certain text, `tokens` are
-    its tokens if they are scored, and `calls` are those that it completes, without their text."""
+    """An event of one of the answers to a request."""
 
     event: SessionEvent
-    text: str = ""
+    text: str = ""  # the next certain text, without calls
     answer: int = 0
-    tokens: tuple[ScoredToken, ...] = ()
-    calls: tuple[FunctionCall, ...] = ()
+    tokens: tuple[ScoredToken, ...] = ()  # of the text, if they are scored
+    calls: tuple[FunctionCall, ...] = ()  # that the event completes
 
 
 def open_pair(options: ServeOptions, report: Report) -> Session:

@@ -44,30 +44,26 @@ text that they are, or an object always."""
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". An assistant
-    makes `calls`, of which a tool's turn answers the one with `call_id` and `name`. `more`: other
-    fields that a template may read, as JSON text."""
+    """One turn of a conversation."""
 
-    role: str
+    role: str  # "system", "user", "assistant" or "tool"
     content: str
-    calls: tuple[FunctionCall, ...] = ()
-    call_id: str = ""
-    name: str = ""
-    more: str = "{}"
+    calls: tuple[FunctionCall, ...] = ()  # that an assistant makes
+    call_id: str = ""  # of the call that a tool's turn answers
+    name: str = ""  # of the tool
+    more: str = "{}"  # other fields that a template may read, as JSON text
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A chat template in Jinja; `tools_jinja` replaces it for a conversation with tools. `bos`: add
-    the tokens that the tokenizer itself puts before a text. `tokens`: special tokens that the
-    template may name. `thinking`: ask models that can to think before they answer."""
+    """A chat template."""
 
     name: str
-    jinja: str
-    tools_jinja: str = ""
-    bos: bool = False
-    tokens: dict[str, str] = field(default_factory=dict)
-    thinking: bool = False
+    jinja: str  # of conversations
+    tools_jinja: str = ""  # of those with tools, if it is another one
+    bos: bool = False  # add the tokens that the tokenizer itself puts before a text
+    tokens: dict[str, str] = field(default_factory=dict)  # special ones that it may name
+    thinking: bool = False  # ask models that can to think before they answer
 
     def written(self, tools: Tools) -> Tools:
         """`tools` with calls in this model's form. Raises BadInput if that is not known."""

@@ -20,17 +20,15 @@ class FunctionCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a model writes a call: `head`, the tool's name, `middle`, the arguments as JSON, `tail`.
-    `separator` is between calls; None: only one call. With a `list_marker`, calls are a JSON list
-    after it. `end` may follow the last call. `first`: no other text precedes a call."""
+    """How a model writes a call: head, the tool's name, middle, the arguments as JSON, tail."""
 
     head: str
     middle: str
     tail: str
-    separator: str | None = None
-    list_marker: str = ""
-    end: str = ""
-    first: bool = False
+    separator: str | None = None  # between calls; None: only one call
+    list_marker: str = ""  # before a JSON list of calls
+    end: str = ""  # may follow the last call
+    first: bool = False  # no other text precedes a call
 
     @property
     def leads(self) -> tuple[str, ...]:

@@ -261,15 +261,12 @@ def _complete(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The tokens of all answers, a row each. `states`, float16 [n, H + 1]: the hidden state that
-    gave the token (its first columns times the output matrix are the logits), then the log-sum-exp
-    of the logits. `tokens`, int64 [n]. `weights`, float32 [n]: in the loss. `ends`, int64 [n]: the
-    row after the last one of the same answer."""
+    """The tokens of all answers, a row each."""
 
-    states: np.ndarray
-    tokens: np.ndarray
-    weights: np.ndarray
-    ends: np.ndarray
+    states: np.ndarray  # float16 [n, H + 1]: hidden states, then the log-sum-exp of the logits
+    tokens: np.ndarray  # int64 [n]
+    weights: np.ndarray  # float32 [n]: in the loss
+    ends: np.ndarray  # int64 [n]: the row after the last one of the same answer
 
 
 def read_rows(loaded: LoadedPair, groups: Mapping[Path, Sequence[Conversation]]) -> Rows:
