@@ -11,8 +11,8 @@ from .cost_model import LARGEST, CostModel
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
-READING_SHARE = 0.1  # of the rest of the answer: the most time to read a text for drafting
-LIKELY_TOKENS = 50  # an answer is expected to go on for as many tokens as it has, at least these
+READING_SHARE = 0.1  # of an answer of LIKELY_TOKENS: the most time to read a prompt for drafting
+LIKELY_TOKENS = 50
 EXPLORE_ROUNDS = 256
 """A source that no round has asked for so long is asked for one token, whatever a step seems to
 cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
@@ -86,7 +86,7 @@ class RoundPlan:
 
     `rows`: seconds of the forward in which 0, 1, ... tokens of this request are verified. `pace`:
     recent seconds a token, at most those of autoregressive decoding; the seconds of a forward are
-    divided by `others` + 1. `remaining`: tokens that the answer is expected to still get.
+    divided by `others` + 1. At most `tokens_left` tokens follow.
 
     With the letters of Leviathan et al.: a draft of gamma tokens, each accepted with its own chance
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
@@ -99,12 +99,12 @@ class RoundPlan:
     others: int
     rows: list[float]
     pace: float
-    remaining: int
+    tokens_left: int
 
     @property
     def reading_seconds(self) -> float:
-        """The most time for what a draft model must read before it drafts."""
-        return READING_SHARE * self.remaining * self.pace
+        """The most time for what a draft must read before the answer begins."""
+        return READING_SHARE * min(LIKELY_TOKENS, self.tokens_left) * self.pace
 
     @property
     def worth_drafting(self) -> bool:
@@ -129,6 +129,10 @@ class RoundPlan:
             if survival < MIN_SURVIVAL:
                 break
         return best
+
+    def saved_per_token(self, gain: float) -> float:
+        """Seconds that a token takes less in a round with such a `gain`."""
+        return self.pace * gain / (gain + self.rows[1] or 1.0)
 
     def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
         """The number of draft tokens to verify. `acceptances` are the chances of each token if all
@@ -162,7 +166,6 @@ class Policy:
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     unasked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     others: int = 0
-    _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
 
@@ -177,8 +180,7 @@ class Policy:
         pace = rows[1] / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        remaining = min(max(self._answered, LIKELY_TOKENS), tokens_left)
-        return RoundPlan(self.fixed, self.limit, self.others, rows, pace, remaining)
+        return RoundPlan(self.fixed, self.limit, self.others, rows, pace, tokens_left)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""
@@ -192,6 +194,5 @@ class Policy:
         for name, source in self.acceptance.items():
             source.total.fade()
             self.unasked[name] += 1 / (others + 1)  # they share the forward
-        self._answered += tokens
         self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
         self._tokens = 0.9 * self._tokens + tokens

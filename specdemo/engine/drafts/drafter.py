@@ -1,5 +1,6 @@
 """Chooses among the sources of draft tokens, token by token."""
 
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -29,6 +30,9 @@ class AdaptiveDrafter:
         self.policy = policy
         self.allowed = allowed
         self._length = 0
+        self._missed: dict[str, float] = defaultdict(float)
+        """Seconds that each source would have saved if it had always read the text."""
+
         self._proposed: list[tuple[int | None, list[Proposal]]] = []
         """The last draft, whether verified or not: each token, and what the sources proposed."""
 
@@ -109,8 +113,9 @@ class AdaptiveDrafter:
         survival: float,
         best: Proposal | None,
     ) -> bool:
-        """Whether a step is expected to save time over the `best` proposal so far. What it must
-        read first may take a small share of the rest of the answer, which may turn out short."""
+        """Whether a step is expected to save time over the `best` proposal so far. A drafter reads
+        a text, to rent or to buy, once it would have saved as much as that takes: an answer may
+        turn out short."""
         if len(drafted) >= drafter.depth:
             return False
         free = 0.0 if best is None else best.acceptance
@@ -118,15 +123,18 @@ class AdaptiveDrafter:
         if plan.fixed is not None:
             return expected > free
         reading = drafter.catch_up(context, drafted)
-        if reading > plan.reading_seconds:
-            return False
         if self.policy.unasked[drafter.name] >= EXPLORE_ROUNDS and not drafted:
             return not reading or len(context) <= PREFILL_CHUNK
         step = drafter.cost(drafted)
         saved = plan.gain(len(drafted), survival, expected, step)
         if free:
             saved = min(saved, survival * (expected - free) * plan.pace - step)
-        return saved > 0
+        if saved <= 0:
+            return False
+        missed = plan.saved_per_token(saved)
+        if not drafted:
+            self._missed[drafter.name] += missed
+        return reading <= min(self._missed[drafter.name], missed * plan.tokens_left)
 
     def _record_proposals(self, context: list[int]) -> None:
         """Count which proposals the tokens added to the text confirm."""
