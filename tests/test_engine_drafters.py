@@ -187,8 +187,9 @@ def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(k
 def test_rounds_that_share_a_forward_count_as_one_until_a_source_is_asked():
     _, policy, model = asking()
     policy.accepted(model.name)
+    policy.answering |= set(range(8))
     for _ in range(8):
-        policy.record_round(1.0, 1, others=7)
+        policy.record_round(1.0, 1)
     assert policy.unasked[model.name] == pytest.approx(1.0)
 
 

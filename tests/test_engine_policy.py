@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specdemo import cli
-from specdemo.engine.policy import Acceptance, CostModel, Policy
+from specdemo.engine.policy import Acceptance, CostModel, Policy, shared_lengths
 from tools import replay as tool
 from tools.replay import (
     CostTable,
@@ -136,7 +136,7 @@ def test_what_lies_between_measured_sizes_is_in_proportion():
 def test_more_rows_than_were_measured_cost_more_whichever_sizes_were_measured(sizes):
     costs = known_costs({size: 2.0 + 0.1 * size for size in sizes})
     assert costs.forward(20) == pytest.approx(4.0)
-    assert costs.forwards(others=16)[2] == pytest.approx(2.0 + 0.1 * 18)
+    assert 9 * costs.forwards(9)[2] == pytest.approx(costs.forward(18)) == pytest.approx(3.8)
 
 
 def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():
@@ -187,9 +187,52 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second(figures, chances, lengt
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 10: 2.9, 16: 4.6}))
     assert policy.plan().best_length([0.4] * 3) > 0, "alone, four rows cost little more than one"
-    policy.others = 7
-    assert policy.plan().best_length([0.4, 0.4, 0.4]) == 0
-    assert policy.plan().best_length([0.98, 0.98]) == 2
+    policy.answering |= set(range(8))
+    plan = policy.plan()
+    assert plan.pace == pytest.approx(2.4 / 8) and plan.gain(0, 1.0, 0.4, 0.0) == 0
+    assert plan.gain(0, 1.0, 0.98, 0.0) > 0
+
+
+PASSES = [1.0 + (rows - 1) // 8 for rows in range(5, 30)]
+"""Seconds of forwards of five requests, eight rows a pass, with 0, 1, ... draft tokens."""
+
+
+@pytest.mark.parametrize(
+    ("chances", "lengths"),
+    [
+        ([[0.2], [0.3, 0.9], [0.1], [0.1], [0.1]], [1, 2, 0, 0, 0]),  # the rows left in a pass
+        ([[0.9] * 4] * 5, [1, 1, 1, 0, 0]),  # a second pass would bring less than the first
+        ([[], [], [0.5, 1.0], [], []], [0, 0, 2, 0, 0]),
+        ([[0.99] * 5, [], [], [], []], [3, 0, 0, 0, 0]),
+        ([[], [], [], [], []], [0, 0, 0, 0, 0]),
+    ],
+)
+def test_requests_get_the_rows_that_bring_all_of_them_the_most_tokens_a_second(chances, lengths):
+    seconds = PASSES[: sum(map(len, chances)) + 1]
+    assert shared_lengths(chances, seconds) == lengths
+
+
+def test_drafts_that_lose_are_left_for_longer_and_longer_and_asked_again():
+    """Rounds cost what was not expected, here a third more than their tokens are worth."""
+    policy = Policy(costs=known_costs())
+    paused = []
+    for _ in range(400):
+        paused.append(policy.paused(asks=True))
+        spent, drafting = (1.0, 0.0) if paused[-1] else (2.0, 0.1)
+        policy.record_round(spent, 1 if paused[-1] else 1.5, drafting=drafting)
+        assert not policy.paused(asks=False), "n-gram lookup has lost nothing"
+    tries = [index for index in range(1, 400) if paused[index - 1] and not paused[index]]
+    lengths = np.diff([paused.index(True), *tries])
+    assert len(tries) == 2 and lengths[0] + 64 < lengths[1] and sum(paused) > 350
+    policy.answering |= {1, 2}
+    assert not policy.paused(asks=True), "for so many requests nothing is known"
+
+
+def test_drafts_that_bring_what_was_expected_are_never_left():
+    policy = Policy(costs=known_costs())
+    for number in range(400):
+        policy.record_round(1.2, 3 if number % 2 else 1, drafting=0.1)
+        assert not policy.paused(asks=True)
 
 
 def test_a_source_that_is_not_asked_seems_less_and_less_certain():

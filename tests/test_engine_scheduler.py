@@ -64,9 +64,9 @@ def submit(scheduler, models, prompt=(1, 2, 3), new=20, draft=0, first=False, **
 
 def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypatch):
     """It drafted as much as if it were alone, and all others waited."""
-    model, others, plan = shared["target"], [], Policy.plan
+    model, requests, plan = shared["target"], [], Policy.plan
     monkeypatch.setattr(
-        Policy, "plan", lambda self, *left: others.append(self.others) or plan(self, *left)
+        Policy, "plan", lambda self, *left: requests.append(self.requests) or plan(self, *left)
     )
     target = Target("exact", model, PrefixCache(model), Invariance())
     asked = Request((1, 2, 3), Sampling(), Limits(8, 100), "lookup")
@@ -77,7 +77,7 @@ def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypa
     next(works[0])
     for work in works:
         work.close()
-    assert others == [2] and not target.answering
+    assert requests == [3] and not target.policy.answering
 
 
 class SlowLanguage(Language):

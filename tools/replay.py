@@ -322,7 +322,7 @@ def _decode(
             event: Any = decoding.send(reply)
         except StopIteration:
             tokens = len(record.answer) - 1
-            baseline = tokens * clocks["target"].forwards(0, length + len(record.answer) // 2)[1]
+            baseline = tokens * clocks["target"].forward(1, length + len(record.answer) // 2)
             return Replayed(tokens, rounds - 1, baseline, spent)  # the first round is the prefill
         reply = None
         if isinstance(event, Round):

@@ -61,23 +61,23 @@ class CostModel:
         rate = SHAPE_RATE if self.measured else LEVEL_RATE
         self.seconds[tokens] += rate * expected * (ratio / self.level - 1)
 
-    def forward(self, tokens: int) -> float:
-        """Seconds of a forward of `tokens` tokens, at a short context."""
+    def forward(self, tokens: int, context: int = 0) -> float:
+        """Seconds of a forward of `tokens` tokens, each after `context` tokens."""
         beyond = max(tokens - LARGEST, 0)
-        return (self.seconds[tokens - beyond] + beyond * self._row) * self.level
+        attending = tokens * self.attention * context
+        return (self.seconds[tokens - beyond] + beyond * self._row + attending) * self.level
 
-    def forwards(self, others: int = 0, context: int = 0) -> list[float]:
-        """Seconds of forwards of 0, 1, ... LARGEST tokens after `context` tokens. With `others`
-        tokens of other requests in the same forward, each row costs at least what a row of a large
-        forward costs: costs rise in steps, and otherwise the rows of every request would seem
-        free."""
-        seconds = [self.forward(others + tokens) for tokens in range(LARGEST + 1)]
-        if others:
-            first, more = seconds[1], self._row * self.level
-            for tokens, spent in enumerate(seconds):
-                seconds[tokens] = max(spent, first + (tokens - 1) * more)
-        row = self.attention * self.level * context
-        return [spent + tokens * row for tokens, spent in enumerate(seconds)]
+    def forwards(self, requests: int = 1, context: int = 0) -> list[float]:
+        """Seconds of forwards of 0, 1, ... LARGEST tokens of each of so many `requests`, after
+        `context` tokens: the share of one request."""
+        level, row = self.level / requests, self.attention * self.level * context
+        known = self.seconds[::requests]
+        last, more = self.seconds[LARGEST], self._row
+        beyond = range(len(known) * requests - LARGEST, LARGEST * requests, requests)
+        known += [last + more * rows for rows in beyond]
+        return [
+            seconds * level + row * tokens for tokens, seconds in enumerate(known[: LARGEST + 1])
+        ]
 
     def fair_chunk(self, tokens: int, context: int) -> int:
         """The most tokens (at least 2) whose forward after `context` tokens takes no longer than

@@ -111,7 +111,8 @@ def decode(
             if allowed is not None:
                 allowed.commit(added)
             if kind != "first":
-                policy.record_round(draft.seconds + seconds, len(added), reply.others)
+                drafting = draft.seconds if draft.proposals or draft.seconds else None
+                policy.record_round(draft.seconds + seconds, len(added), len(context), drafting)
             round_.shown_at = elapsed()
             yield round_
             if added[-1] in limits.stop_ids:
@@ -127,7 +128,10 @@ def decode(
             # Meanwhile the masks of these rows are computed.
             masks = None if allowed is None else allowed.begin(draft.tokens)
             tokens = [context[-1], *draft.tokens]
-            reply = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
+            run = Run(target, tokens, len(tokens), stepwise=True)
+            chances = draft.chances if policy.fixed is None else ()
+            reply = yield Forward("target", run, chances, draft.seconds)
+            draft = draft.first(target.length - len(context))
     finally:
         target.truncate(min(target.length, len(context) - 1))
 

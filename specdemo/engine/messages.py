@@ -279,10 +279,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Asks for a run on the `model` "target" or "draft", a draft model or a draft head."""
+    """Asks for a run on the `model` "target" or "draft", a draft model or a draft head. Its last
+    tokens are draft tokens with these `chances` to be accepted, each if all before it are; some may
+    be left out, and their rows. They took `spent` seconds."""
 
     model: str
     run: Run
+    chances: tuple[float, ...] = ()
+    spent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +295,6 @@ class Reply:
 
     logits: Logits  # valid until that model's next forward
     seconds: float
-    others: int = 0  # tokens of other requests in that forward
     shared: bool = False  # other requests have been active beside this one
 
 
@@ -329,6 +332,17 @@ class Draft:
     @property
     def tokens(self) -> list[int]:
         return [proposal.token for proposal in self.proposals]
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """The chances of its tokens, none if all must be verified: the maximal coupling is exact
+        only if no draft token is dropped because of its value."""
+        if any(proposal.distribution is not None for proposal in self.proposals):
+            return ()
+        return tuple(proposal.acceptance for proposal in self.proposals)
+
+    def first(self, count: int) -> Draft:
+        return Draft(self.proposals[:count], self.seconds)
 
 
 def next_chunk(tokens: list[int], size: int = PREFILL_CHUNK) -> tuple[list[int], int]:

@@ -4,8 +4,11 @@ Counts acceptance rates during decoding. Knows no models and no token ids."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from .cost_model import LARGEST, CostModel
 
@@ -17,6 +20,11 @@ EXPLORE_ROUNDS = 256
 """A source that no round has asked for so long is asked for one token, whatever a step seems to
 cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
 is one draft step."""
+
+PAUSE_ROUNDS, MAX_PAUSE = 64.0, 1024.0  # without drafts, after they have lost
+RISK = 6.0
+"""Rounds that drafts may lose before they are left: fewer would be chance, since a round gives one
+token or ten."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
 MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
@@ -82,11 +90,11 @@ class Acceptance:
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """What is expected of one round, and how many tokens to draft in it: `fixed` ones, or at most
-    `limit`. `others` tokens of other requests share the forward.
+    `limit`. As many `requests` as share its forwards are expected to do as this one does, and each
+    counts its share of the seconds.
 
-    `rows`: seconds of the forward in which 0, 1, ... tokens of this request are verified. `pace`:
-    recent seconds a token, at most those of autoregressive decoding; the seconds of a forward are
-    divided by `others` + 1. At most `tokens_left` tokens follow.
+    `rows`: seconds of the forward in which each verifies 0, 1, ... tokens. `pace`: recent seconds a
+    token, at most those of autoregressive decoding. At most `tokens_left` tokens follow.
 
     With the letters of Leviathan et al.: a draft of gamma tokens, each accepted with its own chance
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
@@ -96,7 +104,7 @@ class RoundPlan:
 
     fixed: int | None
     limit: int
-    others: int
+    requests: int
     rows: list[float]
     pace: float
     tokens_left: int
@@ -139,48 +147,98 @@ class RoundPlan:
         before it are accepted; `spent` is the seconds of drafting."""
         if self.fixed is not None:
             return min(self.fixed, len(acceptances))
-        expected = 1.0 + self.others  # the tokens of all requests that share the forward
-        best, length = expected / (spent + self.rows[1] or 1.0), 0
-        survival = 1.0
-        for count, acceptance in enumerate(acceptances, start=1):
-            survival *= acceptance
-            expected += survival
-            rate = expected / (spent + self.rows[count + 1] or 1.0)
-            if rate > best:
-                best, length = rate, count
+        [length] = shared_lengths([acceptances], self.rows[1:], spent)
         return length
+
+
+def shared_lengths(
+    acceptances: Sequence[Sequence[float]], seconds: Sequence[float], spent: float = 0.0
+) -> list[int]:
+    """How many draft tokens of each request to verify in the forward that they share, so that all
+    together get the most tokens a second. `acceptances` are as in `best_length`; `seconds` are of
+    forwards with 0, 1, ... of the draft tokens, and `spent` those of drafting."""
+    survivals = [
+        (-survival, position, request)
+        for request, chances in enumerate(acceptances)
+        for position, survival in enumerate(accumulate(chances, mul))
+    ]
+    expected = float(len(acceptances))
+    best, count = expected / (spent + seconds[0] or 1.0), 0
+    # No token is likelier than one before it in its draft.
+    survivals.sort()
+    for rows, (survival, _, _) in enumerate(survivals, start=1):
+        expected -= survival
+        rate = expected / (spent + seconds[rows] or 1.0)
+        if rate > best:
+            best, count = rate, rows
+    lengths = Counter(request for _, _, request in survivals[:count])
+    return [lengths[request] for request in range(len(acceptances))]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What drafting has brought, beside what was planned: the `lost` seconds, in rounds without
+    drafts, at most RISK of them either way. Where they are lost, drafts are left for `pause`
+    rounds (`paused` are still to come), then tried again, and left for twice as many."""
+
+    lost: float = 0.0
+    paused: float = 0.0
+    pause: float = PAUSE_ROUNDS
+
+    def record(self, lost: float, share: float) -> None:
+        """A round that counts as its `share` of one that requests run together."""
+        if self.paused > 0:
+            self.paused -= share
+            return
+        self.lost += lost * share
+        if self.lost > RISK:
+            self.lost, self.paused, self.pause = 0.0, self.pause, min(2 * self.pause, MAX_PAUSE)
+        elif self.lost < -RISK:
+            self.lost, self.pause = -RISK, PAUSE_ROUNDS
 
 
 @dataclass(slots=True)
 class Policy:
     """Plans the rounds of one request. `fixed` is a draft length, or None to adapt; `limit` is the
-    longest one. `others` is the number of tokens of other requests in the last forward, before the
-    first one that of other requests.
+    longest one.
 
     All requests share the rest and learn from each other: `costs` are the target model's,
-    `acceptance` the rates by source, `unasked` the rounds since each source was asked."""
+    `acceptance` the rates by source, `unasked` the rounds since each source was asked, `answering`
+    the ids of requests, and `outcomes` those of drafting by the number of requests and whether a
+    draft model was asked."""
 
     fixed: int | None = None
     limit: int = MAX_DRAFT
     costs: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     unasked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    others: int = 0
+    answering: set[int] = field(default_factory=set)
+    outcomes: dict[tuple[int, bool], Outcome] = field(default_factory=lambda: defaultdict(Outcome))
     _seconds: float = 0.0
     _tokens: float = 0.0
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
         shared = self.acceptance if rates is None else rates
-        return Policy(fixed, self.limit, self.costs, shared, self.unasked)
+        own = self.unasked, self.answering, self.outcomes
+        return Policy(fixed, self.limit, self.costs, shared, *own)
+
+    @property
+    def requests(self) -> int:
+        """How many requests share forwards."""
+        return max(len(self.answering), 1)
+
+    def paused(self, asks: bool) -> bool:
+        """Whether drafts are left for now: all, or those that ask a draft model."""
+        return self.fixed is None and self.outcomes[self.requests, asks].paused > 0
 
     def plan(self, context: int = 0, tokens_left: int = LIKELY_TOKENS) -> RoundPlan:
         """The plan of a round after `context` tokens, with at most `tokens_left` to come."""
-        rows = self.costs.forwards(self.others, context)
-        pace = rows[1] / (self.others + 1)
+        rows = self.costs.forwards(self.requests, context)
+        pace = rows[1]
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        return RoundPlan(self.fixed, self.limit, self.others, rows, pace, tokens_left)
+        return RoundPlan(self.fixed, self.limit, self.requests, rows, pace, tokens_left)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""
@@ -188,11 +246,22 @@ class Policy:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
 
-    def record_round(self, seconds: float, tokens: int, others: int = 0) -> None:
-        """A round took `seconds` and gave `tokens` tokens, beside `others` of other requests."""
-        self.others = others
+    def record_round(
+        self, seconds: float, tokens: int, context: int = 0, drafting: float | None = None
+    ) -> None:
+        """A round after `context` tokens took `seconds` and gave `tokens` tokens: with drafts, on
+        which draft models spent `drafting` of the seconds, or without (None). All requests have
+        spent them together."""
+        share = 1 / self.requests
         for name, source in self.acceptance.items():
             source.total.fade()
-            self.unasked[name] += 1 / (others + 1)  # they share the forward
-        self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
+            self.unasked[name] += share
+        self._seconds = 0.9 * self._seconds + seconds * share
         self._tokens = 0.9 * self._tokens + tokens
+        plain = self.costs.forward(self.requests, context)
+        if not plain or self.fixed is not None:
+            return  # no forward has been timed, or the length was not planned
+        for asks in (True, False):
+            drafted = drafting is not None and asks == (drafting > 0)
+            if drafted or self.paused(asks):
+                self.outcomes[self.requests, asks].record(seconds / plain - tokens, share)

@@ -36,7 +36,6 @@ class Target:
     policy: Policy = field(default_factory=Policy)
     measured: str = ""  # date of the cost table
     prepared: threading.Event = field(default_factory=threading.Event)  # measurements have ended
-    answering: set[int] = field(default_factory=set)  # ids of requests
 
     def fair_chunk(self, context: int) -> int:
         """The tokens of a prefill forward beside other requests: fewer than alone after a long
@@ -106,9 +105,9 @@ class Request:
         request = DraftRequest(self.tokens, tokens, *known)
         text, sources = list(self.tokens), list(filter(self.uses, sources))
         runners = [target.model, *(source.runner for source in sources if source.runner)]
-        target.answering.add(id(policy))
+        policy.answering.add(id(policy))
         with ExitStack() as ends:
-            ends.callback(target.answering.remove, id(policy))
+            ends.callback(policy.answering.remove, id(policy))
             drafters: list[TokenDrafter] = []
             for source in sources:
                 if (opened := source.open(request)) is not None:
@@ -117,7 +116,6 @@ class Request:
             drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
             prompt, sequence = yield from self._prompt(target, drafter)
             ends.callback(self._keep, target, sequence, drafters, text)
-            policy.others = len(target.answering) - 1
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 started = perf_counter() - self.prefill_seconds

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
@@ -18,6 +18,7 @@ from .background import END, Background
 from .faults import Busy, Closed, RequestFailed
 from .ledger import Ledger
 from .messages import Forward, Reply, Runner
+from .policy import shared_lengths
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
@@ -235,6 +236,8 @@ class Scheduler:
                 # Last, a chunk of the unfinished prompt of which fewest tokens were read. So a new
                 # request waits for at most one chunk of the longer prompts.
                 long = [h for h in waiting if h.continues_prompt]
+                if name == "target":
+                    _share_rows([h for h in waiting if h.pending.chances or h.pending.run.stepwise])
                 for batch in _batches([h for h in waiting if not h.continues_prompt]):
                     self._forward(batch)
                 if long:
@@ -268,11 +271,9 @@ class Scheduler:
                 self._forward([request])
             return
         seconds = perf_counter() - begun
-        total = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
-            others, shared = total - request.tokens, request.max_others > 0
             request.pending = None
-            self._resume(request, Reply(part, seconds, others, shared))
+            self._resume(request, Reply(part, seconds, request.max_others > 0))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or awaits a Future, or ends."""
@@ -312,6 +313,30 @@ class Scheduler:
         self._ledger.release(request)
         request.error = error
         request.queue.put(END)
+
+
+def _share_rows(requests: list[Handle]) -> None:
+    """Leave out the draft tokens that would take the forward of all these requests longer than they
+    are worth."""
+    for model in {request.model for request in requests}:
+        sharing = [request for request in requests if request.model is model]
+        chances = [request.pending.chances for request in sharing]
+        if not any(chances):
+            continue
+        least = sum(request.tokens - len(request.pending.chances) for request in sharing)
+        context = sum(request.pending.run.sequence.length for request in sharing) // len(sharing)
+        seconds = [
+            model.costs.forward(least + rows, context) for rows in range(sum(map(len, chances)) + 1)
+        ]
+        spent = max(request.pending.spent for request in sharing)
+        lengths = shared_lengths(chances, seconds, spent)
+        for request, length in zip(sharing, lengths, strict=True):
+            if left_out := len(request.pending.chances) - length:
+                run = request.pending.run
+                tokens = run.tokens[: len(run.tokens) - left_out]
+                request.pending = replace(
+                    request.pending, run=replace(run, tokens=tokens, rows=run.rows - left_out)
+                )
 
 
 def _batches(requests: list[Handle]) -> list[list[Handle]]:

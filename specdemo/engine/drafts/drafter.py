@@ -49,12 +49,14 @@ class AdaptiveDrafter:
         context only grows. `states` (float32 [tokens, H]) are the target's, of the tokens that its
         last forward added to the context; the last one's logits gave the context's last token."""
         self._record_proposals(context)
-        plan = self.policy.plan(len(context), limit)
-        limit = min(limit, plan.fixed or plan.limit)
         for drafter in self.drafters:
             drafter.start(context, states)
+        if self.policy.paused(asks=False):
+            return Draft()
+        plan = self.policy.plan(len(context), limit)
         if not plan.worth_drafting:
-            return Draft((), 0.0)
+            return Draft()
+        limit = min(limit, plan.fixed or plan.limit)
         draft: list[Proposal] = []
         survival, seconds = 1.0, 0.0
         while len(draft) < limit and plan.worth_reaching(survival):
@@ -69,10 +71,10 @@ class AdaptiveDrafter:
                 break
             draft.append(best)
             survival *= best.acceptance
-        length = plan.best_length([proposal.acceptance for proposal in draft], seconds)
-        # The maximal coupling is exact only if no draft token is dropped because of its value.
-        drawn = [count for count, token in enumerate(draft, 1) if token.distribution is not None]
-        return Draft(tuple(draft[: max(length, max(drawn, default=0))]), seconds)
+        made = Draft(tuple(draft), seconds)
+        if made.chances and plan.requests == 1:  # the scheduler shares rows among several
+            return made.first(plan.best_length(list(made.chances), seconds))
+        return made
 
     def _mask(self, drafted: list[int]) -> Generator[Any, None, Mask]:
         """The tokens allowed after `drafted`. Slow ones are computed beside the engine's thread."""
@@ -116,7 +118,7 @@ class AdaptiveDrafter:
         """Whether a step is expected to save time over the `best` proposal so far. A drafter reads
         a text, to rent or to buy, once it would have saved as much as that takes: an answer may
         turn out short."""
-        if len(drafted) >= drafter.depth:
+        if len(drafted) >= drafter.depth or self.policy.paused(asks=True):
             return False
         free = 0.0 if best is None else best.acceptance
         expected = self.policy.accepted(drafter.name).total.upper_bound
