@@ -42,6 +42,11 @@ def test_help_imports_nothing_that_takes_long():
     assert {"numpy", "openvino", "pydantic", "torch"} & set(done.stdout.split()) == set()
 
 
+def test_a_command_imports_no_library_of_models_before_it_has_checked_its_input():
+    done = python("-c", "import sys, specdemo.commands.run; print(*sys.modules)")
+    assert {"openvino", "gguf", "torch", "gradio"} & set(done.stdout.split()) == set()
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_help(capsys, command):
     assert cli.main([command, "--help"]) == 0

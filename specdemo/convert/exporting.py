@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from specdemo.convert import configuration, eagle3, gguf_decoder, gguf_tokenizer, model_files
+from specdemo.convert import configuration, model_files
 from specdemo.errors import (
     TORCH_FIRST,
     BadInput,
@@ -93,7 +93,7 @@ class ExportPlan:
     @classmethod
     def of(cls, source: Path, weight_format: str, name: str) -> Self:
         """Read what the model in `source` is, without its weights. Raises as `export`."""
-        from specdemo.convert import checkpoints, gguf_file
+        from specdemo.convert import checkpoints, eagle3, gguf_decoder, gguf_file
         from specdemo.convert.decoder import FAMILIES
 
         file, shape = None, None
@@ -135,7 +135,7 @@ class ExportPlan:
     def write(self, folder: Path, report: Report) -> None:
         """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
         for what the graph or the tokenizer cannot have, FetchError."""
-        from specdemo.convert import decoder
+        from specdemo.convert import decoder, gguf_tokenizer
         from specdemo.convert.weights import FileWeights
 
         if self.file:
