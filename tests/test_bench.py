@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from helpers import fake_peer
-from toy_session import ToySession, byte_pair, toy_clock
+from helpers import fake_peer, race_trace
+from toy_session import DRAFT_SECONDS, TARGET_SECONDS, ToySession, byte_pair, toy_clock
 
 from specdemo import cli
 from specdemo.audit import engines, genai_peer, llama_peer
@@ -102,9 +102,10 @@ def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where
 def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
     report = report_of(settings=Settings(24, 1, "model"), repeats=2, peers=[peer_of()])
     html = page(report)
-    assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
+    assert html.count('class="plotly-graph-div"') == 5 and "default-src 'none'" in html
     assert HOSTILE not in html
-    by_task, by_position, time_spent, by_peer = (c.data for c in charts.charts_of(report))
+    by_rate, by_task, by_position, time_spent, by_peer = (c.data for c in charts.charts_of(report))
+    assert len(by_rate[0].z[0]) == 11 and by_rate[0].z[0][0] < 1 < by_rate[0].z[0][10]
     total = report.details.total
     assert list(by_task[0].y) == [*report.summary["speedup_by_task"].values()]
     assert list(by_task[1].y) == [row["speedup"] for row in report.rows]
@@ -312,17 +313,39 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
         assert row["speedup"] == pytest.approx(both[0] / both[1])
     [curve, *_] = charts.charts_of(report)
     assert [len(line.y) for line in curve.data] == [4, 4] and made["sentence"] in page(report)
+    worst, up_to = report.summary["worst_prompt_speedup"], f"up to {made['pays_for']} users"
+    users = up_to if made["pays_for"] > 1 else "for one user"
+    assert (
+        made["headline"]
+        == f"Yes: {report.summary['speedup']:.2f}x, {users}, never below {worst:.2f}"
+    )
+    estimates = made["estimates"]
+    assert estimates["users"] == [row["users"] for row in made["users"] if row["speedup"]]
+    at = estimates["rates"].index(estimates["acceptance_rate"])
+    measured = [lengths[0][at] for lengths in estimates["speedups"]]
+    several = [row["speedup"] for row in made["users"][1:]]
+    assert measured == pytest.approx([report.summary["speedup"], *several])
+    # Two tokens for a forward of the target and one of the draft; four for three of the draft.
+    seconds = TARGET_SECONDS + DRAFT_SECONDS, TARGET_SECONDS + 3 * DRAFT_SECONDS
+    for length, spent in zip((1, 3), seconds, strict=True):
+        best = (length + 1) * TARGET_SECONDS / spent
+        assert estimates["speedups"][0][length][-1] == pytest.approx(best, rel=0.02)
+        assert estimates["speedups"][0][length][0] == pytest.approx(
+            TARGET_SECONDS / spent, rel=0.02
+        )
 
 
 def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
-    trace = SimpleNamespace(identical=identical, rounds=())
+    trace = dataclasses.replace(race_trace("One"), identical=identical, rounds=(), baseline=None)
     verdict = judge([PairedRuns(speedup, why) for speedup in speedups], "prompt")
     rows = [
         {"users": n, "speedup": known, "interval": (low, 2.0), "measurements": 3 + 3 * bool(known)}
+        | {"autoregressive_tokens_per_s": 10.0}
         for n, low, known in users
     ]
     tasks = {"qa": speedups[0], "prose": speedups[-1]}
     summary = {"speedup_by_task": tasks, "worst_prompt_speedup": min(speedups), "speedup": 1.3}
+    summary |= {"tokens_per_round": 1.5, "autoregressive_tokens_per_s": 10.0}
     asked = Settings(**settings)
     return decision.decide(verdict, [trace], summary, rows, ModelChoice("x"), asked)
 
@@ -360,6 +383,8 @@ def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(
     assert made.use is use and says in made.sentence and made.pays_for == pays_for
     assert ("They pay" in made.sentence) == bool(use)
     assert ("--drafter none" in made.command) == (use is False)
+    begin = {True: "Yes: 1.30x, ", False: "No, because ", None: "Undecided"}[use]
+    assert made.headline.startswith(begin) and made.estimates is None
 
 
 def test_a_number_of_users_is_unknown_until_six_measurements_count():
@@ -431,13 +456,13 @@ def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
 
 def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios():
     report = report_of(PROMPTS[:1], lengths=(3, 6))
-    drawn = charts.charts_of(report)[0].data
+    drawn = charts.charts_of(report)[1].data
     ours = {way: [row[f"{way}_s"] for row in report.lengths] for way in charts.WAYS}
     assert {bars.name: list(bars.x) for bars in drawn} == ours
     assert [name.split("<br>")[0] for name in drawn[0].y] == ["3 tokens", "6 tokens"]
     [first, _] = charts.wall_clock([row | {"max_new_tokens": 40} for row in report.lengths]).data
     assert all(f"(paper: {19.87 / 13.61:.2f})" in name for name in first.y)
-    assert page(report).count('class="plotly-graph-div"') == 4
+    assert page(report).count('class="plotly-graph-div"') == 5
 
 
 # The command

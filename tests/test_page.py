@@ -679,6 +679,9 @@ def test_the_benchmark_runs_before_any_question_and_gives_its_files(open_tab, ur
     ours = [f"{row[f'{way}_s']:.2f} s" for way in WAYS for row in recorded["lengths"]]
     bars = tab.page.locator(".sd-bench-charts .bartext")
     expect(bars).to_have_count(len(ours))
+    decision = recorded["decision"]
+    expect(tab.page.locator(".sd-decision")).to_have_text(decision["headline"])
+    expect(tab.page.locator(".sd-command")).to_have_text(decision["command"])
     assert sorted(bar.split("  ")[0] for bar in bars.all_text_contents()) == sorted(ours)
     session.pause(2)
     run = tab.page.get_by_role("button", name="Run the benchmark")
@@ -700,14 +703,35 @@ def test_the_benchmark_runs_before_any_question_and_gives_its_files(open_tab, ur
     expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(10)
     expect(run).to_be_focused()
     report = json.loads(tab.downloaded("JSON"))
+    expect(tab.page.locator(".sd-decision")).to_have_text(report["decision"]["headline"])
     assert len(report["rows"]) == 10 and all(len(row["speedups"]) == 3 for row in report["rows"])
     assert tab.downloaded("CSV").count("\n") == 11
     pictures = []
-    with tab.page.expect_download(lambda one: pictures.append(one) or len(pictures) == 2):
+    with tab.page.expect_download(lambda one: pictures.append(one) or len(pictures) == 3):
         tab.press("SVG")
     texts = [picture.path().read_text("utf-8") for picture in pictures]
-    for words in ("seconds of decoding", "one race"):  # of the charts
+    for words in ("seconds of decoding", "one race", "users at once"):  # of the charts
         assert sum(words in text for text in texts) == 1
+
+
+def test_what_if_gives_the_bars_of_another_draft_length_acceptance_rate_and_number_of_users(tab):
+    estimates = json.loads(benchmark.RECORDED.read_text("utf-8"))["decision"]["estimates"]
+    rates, paces, speedups = (estimates[name] for name in ("rates", "seconds", "speedups"))
+    tab.tab("Benchmark")
+    form = tab.page.locator(".sd-what-if")
+
+    def shown(users: int, length: int, rate: int) -> None:
+        speedup, slow = speedups[users][length][rate], 100 * paces[users]
+        expect(form.locator(".sd-if-speedup")).to_have_text(f"{speedup:.2f}x")
+        expect(form.locator(".sd-if-percent")).to_have_text(f"{rates[rate]:.0%}")
+        clocks = [f"{seconds:.2f} s" for seconds in (slow / speedup, slow)]
+        expect(form.locator(".sd-clock")).to_have_text(clocks)
+
+    shown(0, 0, rates.index(estimates["acceptance_rate"]))
+    form.get_by_label("Draft length").select_option("3")
+    form.get_by_label("Users at once").select_option(str(estimates["users"][1]))
+    form.get_by_label("Acceptance rate").press("End")
+    shown(1, 3, -1)
 
 
 SHOWN = """() => ({

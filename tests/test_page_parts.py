@@ -193,7 +193,7 @@ def test_the_curve_tells_what_the_steps_of_this_run_cost():
     [line, dots] = told["figure"]["data"]
     assert line["x"] == [1, 2] and line["y"] == pytest.approx([20.0, 30.0]) and len(dots["x"]) == 8
     # Each round drafts one token, of which half are accepted, and yields 1 instead of 1.5.
-    rates = predicted_speedups(slow, [0.0, 0.5, 1.0])
+    rates = predicted_speedups([slow], [0.0, 0.5, 1.0])
     assert rates == pytest.approx([2.0, 3.0, 4.0]) and told["measured"] == pytest.approx(2.0)
     assert told["predicted"] is None, "it is not what was measured"
     assert wording.curve(changed(rounds=TRACE.rounds[:1])) is None
@@ -204,7 +204,7 @@ def test_the_speed_up_of_ten_embedded_runs_is_predicted_within_a_tenth():
     for kept in json.loads(PREDICTED_RUNS.read_text("utf-8")):
         trace = recorded_run(kept)
         summary = summarize(trace)
-        [predicted] = predicted_speedups(trace, [summary.acceptance_rate])
+        [predicted] = predicted_speedups([trace], [summary.acceptance_rate])
         assert 0.9 < predicted / summary.speedup < 1.1, kept["question"]
 
 

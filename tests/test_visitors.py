@@ -400,15 +400,18 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
     told = "1.74x: 1.74 to 1.74 over 8 prompts (99 % confidence)."
     assert last["sentence"].startswith(told)
-    decided = "Use drafts here (draft model, draft length 1): 1.74x in all"
-    assert last["decision_sentence"].startswith(decided)
-    assert last["decision_command"].startswith("specdemo run INSTRUCTION --")
+    decision = last["report"]["decision"]
+    assert decision["sentence"].startswith("Use drafts here (draft model, draft length 1): 1.74x")
+    assert [row["users"] for row in decision["users"]][:2] == [1, 2]
+    assert last["decision"] == {name: decision[name] for name in last["decision"]}
+    assert last["decision"]["headline"].startswith("Yes: 1.74x, ")
     rows = last["report"]["rows"]
     assert len(rows) == 10
     for row in rows[2:]:
         assert row["speedups"][1:] == pytest.approx([0.19 / 0.109] * 2)
     assert [row["paper"] for row in rows if "paper" in row] == [40, 100]
-    clock, dots = last["charts"]
+    worth, clock, dots = last["charts"]
+    assert len(worth["data"][0]["z"][0]) == 11
     assert clock["data"][0]["y"][0] == "40 tokens<br>1.78x<br>(paper: 1.46)"
     assert [len(marks["x"]) for marks in dots["data"]] == [30, 2, 30]
 

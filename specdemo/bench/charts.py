@@ -1,6 +1,7 @@
 """The charts of a benchmark by Plotly, and its HTML page."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from specdemo.runs.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, l
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
 TIMES = "times as fast"
 UNCOUNTED = "a race that does not count"
+TENTHS = {tenth / 10 for tenth in range(11)}
 PAPER_MARK = "the paper's dolly-v2-12b, on its machine"
 
 
@@ -29,7 +31,9 @@ def page(report: BenchReport) -> str:
 
 def charts_of(report: BenchReport) -> list[Figure]:
     """All charts of the report of `bench`."""
-    charts = [by_users(report.decision.users)] if report.decision.users else []
+    decision = report.decision
+    charts = [by_users(decision.users)] if decision.users else []
+    charts += [by_acceptance(asdict(decision.estimates))] if decision.estimates else []
     charts += [wall_clock(report.lengths)] if isinstance(report, LengthsReport) else []
     charts += [by_task(report), by_position(report), time_spent(report)]
     return charts + ([beside_peers(report)] if report.peers else [])
@@ -57,6 +61,45 @@ def by_users(rows: Sequence[Row]) -> Figure:
         cliponaxis=False,
         selector={"name": "speculative"},
     ).update_yaxes(rangemode="tozero")
+
+
+def by_acceptance(estimates: Mapping[str, Any]) -> Figure:
+    """A map of the speed-up at tenths of acceptance and numbers of users at once, as estimated by
+    a WhatIf, with a ring where it was measured."""
+    import plotly.graph_objects as graphs
+
+    rates, users = estimates["rates"], list(map(str, estimates["users"]))
+    tenths = [at for at, rate in enumerate(rates) if round(rate, 9) in TENTHS]
+    speedups = [[lengths[0][at] for at in tenths] for lengths in estimates["speedups"]]
+    worth = {"x": [100 * rates[at] for at in tenths], "y": users, "z": speedups}
+    figure = graphs.Figure(layout={"template": "none", "height": 130 + 44 * len(users)})
+    figure.add_heatmap(
+        **worth,
+        colorscale=[(0, "#d1495b"), (0.5, "#f7f3e8"), (1, "#2a9d6a")],
+        zmin=0,
+        zmax=2,
+        showscale=False,
+        texttemplate="%{z:.1f}",
+        textfont={"color": "#16202c"},
+        xgap=1,
+        ygap=1,
+        hovertemplate="%{x:.0f}% accepted, %{y} at once: %{z:.2f}x<extra></extra>",
+    )
+    rate = 100 * estimates["acceptance_rate"]
+    figure.add_scatter(
+        x=[rate] * len(users),
+        y=users,
+        mode="markers",
+        marker={"size": 24, "symbol": "circle-open", "color": "#16202c", "line_width": 3},
+        hovertemplate="measured: %{x:.0f}% accepted, %{y} at once<extra></extra>",
+    )
+    return figure.update_layout(
+        xaxis={"title": "acceptance rate, %", "range": [-5, 105], "dtick": 20},
+        yaxis={"title": "users at once", "type": "category"},
+        title={"text": "Speed-up: estimates, and rings where it was measured", "font_size": 15},
+        margin={"t": 40},
+        showlegend=False,
+    )
 
 
 def wall_clock(lengths: Sequence[Row]) -> Figure:

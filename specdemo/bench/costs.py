@@ -1,7 +1,7 @@
-"""What the steps of a run cost, and its speed as Leviathan et al. (arXiv 2211.17192) predict it."""
+"""What steps of runs cost, and speed-ups as Leviathan et al. (arXiv 2211.17192) predict them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
@@ -9,9 +9,12 @@ from statistics import fmean
 
 import numpy as np
 
+from specdemo.engine.cost_model import CostModel
 from specdemo.engine.messages import Round
-from specdemo.runs.trace import Trace, judged, over, summarize
+from specdemo.runs.trace import Trace, combined, judged, over, summarize
 
+RATES = tuple(percent / 100 for percent in range(0, 101, 5))
+MOST_DRAFTED = 8  # draft tokens a round of an estimate
 LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction
 
 Position = tuple[int, str, bool]
@@ -23,7 +26,7 @@ two 5 %."""
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step of `tokens` tokens took in a run: the median of `rounds`, and the ends between
+    """What a step of `tokens` tokens took: the median of `rounds`, and the ends between
     which half of them lie, all in seconds and with the time outside inference."""
 
     tokens: int
@@ -33,16 +36,34 @@ class StepCost:
     rounds: int
 
 
-def step_costs(trace: Trace) -> list[StepCost]:
-    """The costs of the steps of a run, by their number of tokens. Autoregressive decoding makes the
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Estimates from races. `speedups[user][length][rate]` is that of `users[user]` users at once
+    at the acceptance rate `rates[rate]`, `acceptance_rate` being the measured one, with drafts as
+    in the races (`length` 0) or always of `length` tokens. A token without drafts takes each user
+    `seconds[user]`."""
+
+    acceptance_rate: float
+    rates: list[float]
+    users: list[int]
+    seconds: list[float]
+    speedups: list[list[list[float]]]
+
+
+def step_costs(*traces: Trace) -> list[StepCost]:
+    """The costs of the steps of runs, by their number of tokens. Autoregressive decoding makes the
     steps of one token, if there was a baseline."""
-    rounds, baseline = trace.decoding_rounds, trace.baseline
-    outside = trace.outside_seconds / max(len(rounds), 1)
     steps: dict[int, list[float]] = {}
-    for round_ in rounds:
-        steps.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds + outside)
-    if baseline and len(baseline.tokens) > 1:
-        steps[1] = [b.shown_at - a.shown_at for a, b in pairwise(baseline.tokens)]
+    single: list[float] = []
+    for trace in traces:
+        rounds, baseline = trace.decoding_rounds, trace.baseline
+        outside = trace.outside_seconds / max(len(rounds), 1)
+        for round_ in rounds:
+            steps.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds + outside)
+        if baseline:
+            single += [b.shown_at - a.shown_at for a, b in pairwise(baseline.tokens)]
+    if single:
+        steps[1] = single
     costs = []
     for tokens, times in sorted(steps.items()):
         low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
@@ -50,15 +71,48 @@ def step_costs(trace: Trace) -> list[StepCost]:
     return costs
 
 
-def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
-    """The expected speed-ups of a run if its acceptance rates were scaled to each of these means
-    and its rounds took as long as before. The run must have draft tokens, and steps of one token.
+def what_if(traces: Sequence[Trace], measured: Mapping[int, tuple[float, float]]) -> WhatIf | None:
+    """Estimates from these races and the `measured` speed-up, and seconds of a token without
+    drafts, by users at once, one user among them. None if nothing was drafted or compared.
+
+    Drafts of gamma tokens give (1 - a^(gamma + 1)) / (1 - a) tokens a round (equation 1) in the
+    measured seconds of gamma steps of the draft and of a step of gamma + 1 tokens. More users
+    change the seconds of a round, relative to a step of one token, as in the races."""
+    total = combined(map(summarize, traces))
+    if not total.examined or not total.baseline_decode_seconds or not total.decode_seconds:
+        return None
+    costs, acceptance = CostModel(), total.accepted / total.examined
+    costs.learn({cost.tokens: cost.seconds for cost in step_costs(*traces)})
+    draft = total.draft_seconds / total.drafted
+    rates = sorted({*RATES, acceptance})
+    as_raced = predicted_speedups(traces, rates)
+    scale = measured[1][0] / as_raced[rates.index(acceptance)]
+    by_length = [[speedup * scale for speedup in as_raced]]
+    for length in range(1, MOST_DRAFTED + 1):
+        cost = (length * draft + costs.forward(length + 1)) / costs.forward(1)
+        by_length.append([sum(rate**n for n in range(length + 1)) / cost for rate in rates])
+    return WhatIf(
+        acceptance,
+        rates,
+        [*measured],
+        [seconds for _, seconds in measured.values()],
+        [
+            [[each * speedup / measured[1][0] for each in line] for line in by_length]
+            for speedup, _ in measured.values()
+        ],
+    )
+
+
+def predicted_speedups(traces: Sequence[Trace], rates: Sequence[float]) -> list[float]:
+    """The expected speed-ups of runs if their acceptance rates were scaled to each of these means
+    and their rounds took as long as before. They must have draft tokens, and steps of one token.
 
     A draft token is accepted, if all before it are, with the acceptance rate of its position; so a
     round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token)."""
-    rounds, summary = trace.decoding_rounds, summarize(trace)
+    rounds = [round_ for trace in traces for round_ in trace.decoding_rounds]
+    summary = combined(map(summarize, traces))
     token = over(summary.baseline_decode_seconds, summary.baseline_decoded)
-    token = token or step_costs(trace)[0].seconds
+    token = token or step_costs(*traces)[0].seconds
     scale = len(rounds) * token / summary.decode_seconds
     tokens = _tokens_per_round(rounds, summary.acceptance_rate or 0.0, rates)
     return [each * scale for each in tokens]

@@ -3,20 +3,21 @@ at once."""
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
+from threading import Event
 from time import perf_counter
 from typing import Any
 
+from specdemo.bench.costs import WhatIf, what_if
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.display import SOURCES
-from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge, starved
-from specdemo.runs.question import Question, trace_of
-from specdemo.runs.session import Session
+from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge, starved, times
+from specdemo.runs.question import Question, SessionEvent, trace_of
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, combined, summarize
+from specdemo.runs.trace import Trace, combined, over, summarize
 
 WAYS = ("autoregressive", "speculative")
 USERS = 2, 4, 8
@@ -28,6 +29,8 @@ FREQUENT = 0.05  # share of the accepted draft tokens, of a source that the deci
 
 Row = dict[str, Any]
 """A row of a table, as in the JSON."""
+Ask = Callable[[Question], Iterator[SessionEvent]]
+"""As Session.ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,21 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`use` drafts here, or not; None if undecided. `sentence` gives the reasons, `command` and
-    `python` the settings. `verdict` is on one user, with a pair of runs for each prompt. `users`
-    has a row for each number of users at once, the first one of the prompts; for up to `pays_for`
-    of them the interval of the speed-up is above 1."""
+    """`use` drafts here, or not; None if undecided. `headline` says so in a line, `sentence` gives
+    the reasons, `command` and `python` the settings. `verdict` is on one user, with a pair of runs
+    for each prompt. `users` has a row for each number of users at once, the first one of the
+    prompts; for up to `pays_for` of them the interval of the speed-up is above 1. `estimates` are
+    for other acceptance rates, draft lengths and numbers of users."""
 
     use: bool | None
+    headline: str
     sentence: str
     command: str
     python: str
     verdict: Verdict
     users: list[Row]
     pays_for: int
+    estimates: WhatIf | None
 
 
 def decide(
@@ -90,8 +96,37 @@ def decide(
         sentences.append(_next_step(verdict))
     if use is False:
         settings = replace(settings, drafter="none", draft_tokens=None)
-    code = as_code(choice, settings)
-    return Decision(use, " ".join(sentences), *code, verdict, users, pays_for)
+    headline = "No, because answers differ"
+    if not different:
+        headline = _headline(use, verdict, summary, pays_for)
+    measured = {1: (summary["speedup"], over(1, summary["autoregressive_tokens_per_s"]) or 0.0)}
+    for row in users[1:]:
+        if row["speedup"]:
+            seconds = row["users"] / row["autoregressive_tokens_per_s"]
+            measured[row["users"]] = row["speedup"], seconds
+    return Decision(
+        use,
+        headline,
+        " ".join(sentences),
+        *as_code(choice, settings),
+        verdict,
+        users,
+        pays_for,
+        what_if(traces, measured),
+    )
+
+
+def _headline(use: bool | None, verdict: Verdict, summary: Row, pays_for: int) -> str:
+    if use:
+        users = f"up to {pays_for} users" if pays_for > 1 else "for one user"
+        worst = summary["worst_prompt_speedup"]
+        return f"Yes: {times(summary['speedup'])}, {users}, never below {worst:.2f}"
+    if use is None:
+        low, high = verdict.interval
+        return f"Undecided: {low:.2f}x to {high:.2f}x" if verdict.races else "Undecided"
+    tokens = summary["tokens_per_round"]
+    cost = tokens / verdict.speedup
+    return f"No, because a round gives {tokens:.2f} tokens in the time of {cost:.2f} without drafts"
 
 
 def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
@@ -161,36 +196,38 @@ def _changed(options: object, defaults: object, names: Iterable[str]) -> dict[st
 
 
 def measure_users(
-    session: Session,
+    ask: Ask,
     instructions: Sequence[str],
     settings: Settings,
     seconds: float,
-    report: Callable[[str], None],
-) -> list[Row]:
-    """A row for each of USERS. Asks as many questions at once, with drafts and without in turn,
-    until MIN_RACES measurements count, in at most about `seconds`: the fewest users first."""
+    rows: list[Row],
+    stop: Event | None = None,
+) -> Iterator[str]:
+    """Adds to `rows` one for each of USERS. Asks as many questions at once, with drafts and without
+    in turn, until MIN_RACES measurements count, in at most about `seconds`, the fewest users first,
+    or until `stop`. Yields the name of each measurement before it."""
+    stop = stop or Event()
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, USER_TOKENS))
     ways = [replace(settings, drafter="none"), settings]
     questions = [instructions[number % len(instructions)] for number in range(max(USERS))]
     until = perf_counter() + seconds
-    _together(session, questions, replace(settings, max_new_tokens=1))  # keeps all prompts' texts
-    rows = []
+    short = replace(settings, max_new_tokens=1)
+    _together(ask, questions, short, stop)  # keeps all prompts' texts
     for users in USERS:
         measured: list[Speeds] = []
         while len(measured) < MOST_TURNS and perf_counter() < until:
             if sum(not speeds.why for speeds in measured) == MIN_RACES:
                 break
             turn = len(measured)
-            report(f"{users} users at once, {turn + 1}")
+            yield f"{users} users at once, {turn + 1}"
             prompts = [questions[(turn * users + user) % len(questions)] for user in range(users)]
             order = ways[:: 1 if turn % 2 else -1]  # a drift of the machine's speed favours none
-            runs = {way.drafter: _together(session, prompts, way) for way in order}
-            (slow, fast), shares = zip(runs["none"], runs[settings.drafter], strict=True)
-            if not slow:  # no answer has a second token
-                return []
-            measured.append(Speeds(slow, fast, starved(min(shares))))
+            runs = {way.drafter: _together(ask, prompts, way, stop) for way in order}
+            (slow, busy), (fast, too) = runs["none"], runs[settings.drafter]
+            if stop.is_set() or not slow:  # no answer has a second token
+                return
+            measured.append(Speeds(slow, fast, busy or too))
         rows.append(users_row(users, measured, "measurement"))
-    return rows
 
 
 def users_row(users: int, measured: Sequence[Speeds], unit: str) -> Row:
@@ -211,12 +248,14 @@ def users_row(users: int, measured: Sequence[Speeds], unit: str) -> Row:
 
 
 def _together(
-    session: Session, instructions: Sequence[str], settings: Settings
-) -> tuple[float, float]:
-    """Tokens/s of all answers to questions asked at once, while they are decoded; the smallest
-    share of processor time that one of them had."""
-    questions = [Question(instruction, settings) for instruction in instructions]
+    ask: Ask, instructions: Sequence[str], settings: Settings, stop: Event
+) -> tuple[float, str]:
+    """Tokens/s of all answers to questions asked at once, while they are decoded, and why they do
+    not count."""
+    questions = [Question(instruction, settings, stop=stop) for instruction in instructions]
     with ThreadPoolExecutor(len(questions)) as pool:
-        traces = list(pool.map(lambda question: trace_of(session.ask(question)), questions))
+        traces = list(pool.map(lambda question: trace_of(ask(question)), questions))
     rate = combined(map(summarize, traces)).tokens_per_second
-    return len(questions) * rate, min(trace.share for trace in traces)
+    beside = max(trace.shared_with for trace in traces) >= len(questions)
+    why = "other requests ran beside it" if beside else starved(min(t.share for t in traces))
+    return len(questions) * rate, why

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
-from statistics import median, median_low
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -108,9 +108,10 @@ class RacedPrompt:
 
     @property
     def figures(self) -> Summary:
-        """The medians of the races that count, of all if none does."""
-        counted = [trace for trace in self.traces if not trace.why]
-        return combined(map(summarize, counted or self.traces), median_low)
+        """Those of the race of median speed-up, of the races that count, of all if none does."""
+        counted = [trace for trace in self.traces if not trace.why] or self.traces
+        races = sorted(map(summarize, counted), key=lambda race: race.speedup or 0.0)
+        return races[(len(races) - 1) // 2]
 
     @property
     def pairs(self) -> list[PairedRuns]:
@@ -200,9 +201,8 @@ def bench(
         spent = perf_counter() - ready
         rest = left - spent if left else inf
         curve.append(users_row(1, [item.speeds for item in votes], verdict.unit))
-        curve += measure_users(
-            session, instructions, settings, rest, lambda text: report(Progress(text, total, total))
-        )
+        for step in measure_users(session.ask, instructions, settings, rest, curve):
+            report(Progress(step, total, total))
     traces = [(item, trace) for item in raced for trace in item.traces]
     pair = traces[-1][1].pair if traces else session.info
     summary = summary_of(raced)

@@ -83,7 +83,7 @@ def bench(
     if not figures.rows:
         raise RequestFailed("None of the prompts could be run.")
     decision = figures.decision
-    for line in (decision.sentence, decision.command, decision.python):
+    for line in (decision.headline, decision.sentence, decision.command, decision.python):
         click.echo(printable(line), err=json_file == "-")
     if options.html:
         from specdemo.bench.charts import page

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -338,10 +338,10 @@ def summarize(trace: Trace) -> Summary:
     )
 
 
-def combined(items: Iterable[Summary], by: Callable[[Any], Any] = sum) -> Summary:
-    """A Summary of `by` (sum, median_low) of each figure; None if one is None, 0 without items."""
+def combined(items: Iterable[Summary]) -> Summary:
+    """The sums of each figure; None if one is None, 0 without items."""
     columns = zip(*map(dataclasses.astuple, items), strict=True)
-    figures: list[Any] = [None if None in column else by(column) for column in columns]
+    figures: list[Any] = [None if None in column else sum(column) for column in columns]
     return Summary(*figures)
 
 

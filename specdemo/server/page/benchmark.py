@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.charts import as_data, by_prompt, wall_clock
-from specdemo.bench.decision import decide, users_row
+from specdemo.bench.charts import as_data, by_acceptance, by_prompt, wall_clock
+from specdemo.bench.decision import Row, decide, measure_users, users_row
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
 from specdemo.pairs.registry import ModelChoice
@@ -29,9 +28,15 @@ if TYPE_CHECKING:
     from specdemo.runs.session import Session
     from specdemo.server.page.service import LimitedSession
 
-WORDS = "sentence", "command"  # of a decision
+NOTHING: dict[str, Any] = {
+    "headline": "",
+    "sentence": "",
+    "command": "",
+    "estimates": None,
+}  # is decided
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, TURNS = 60.0, 3  # no turn is begun after so many seconds
+USERS_SECONDS = 40.0  # of measurements of several users at once
 
 # The report, with its `commit` and `charts`, that is shown before any run; `tools/page_record.py`
 # makes it.
@@ -45,31 +50,28 @@ class Item(RacedPrompt):
     paper: bool = False
 
     @property
-    def median(self) -> float:
-        """Of the races that count, of all if none does."""
-        counted = [pair.speedup for pair in self.pairs if not pair.why]
-        return median_low(counted or [pair.speedup for pair in self.pairs])
-
-    @property
     def row(self) -> dict[str, Any]:
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
         row = super().row
-        row |= {"speedups": [pair.speedup for pair in self.pairs], "speedup": self.median}
+        row |= {"speedups": [pair.speedup for pair in self.pairs]}
         row |= {"whys": [pair.why for pair in self.pairs]}
         row |= {"max_new_tokens": limit, "why": self.pair.why}
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
 def measure(session: Session | LimitedSession, question: Question) -> Iterator[str]:
-    """A message after each race of a benchmark with the settings of `question`, the last one with
-    the whole report."""
+    """A message after each race of a benchmark with the settings of `question`, then for each
+    measurement of several users at once, the last one with the decision and the charts."""
     settings = question.settings
     items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), paper=True) for n in LENGTHS]
     items += [Item(prompt, settings) for prompt in spread(read_prompts(), PROMPTS)]
 
-    def reported(phase: str, note: str) -> str:
-        return message(phase, note, **shown(report(session.info, settings, items)))
+    users: list[Row] = []
+
+    def ended(phase: str, note: str) -> str:
+        made = report(session.info, settings, items)
+        return message(phase, note, **shown(decided(made, settings, items, users)))
 
     until = time.monotonic() + SECONDS
     for turn in range(TURNS):
@@ -81,53 +83,68 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
             race = replace(question, prompt=item.prompt.instruction, baseline=True)
             trace = trace_of(session.ask(replace(race, settings=item.settings)))
             if trace.identical is None:
-                yield reported("stopped", "Stopped.")
+                yield ended("stopped", "Stopped.")
                 return
             item.traces.append(trace)
-            yield reported("benchmark", name)
-    yield reported("done", "Finished.")
+            yield message("benchmark", name, **shown(report(session.info, settings, items), []))
+    if settings.drafter != "none":
+        prompts = [item.prompt.instruction for item in items if not item.paper]
+        several = measure_users(session.ask, prompts, settings, USERS_SECONDS, users, question.stop)
+        for name in several:
+            yield message("benchmark", name)
+    yield ended("done", "Finished.")
+
+
+def with_speedup(items: list[Item]) -> list[Item]:
+    return [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
 
 
 def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, Any]:
     """The report of the races so far, in the words of `bench`."""
-    raced = [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
+    raced = with_speedup(items)
     made = {
         **vars(ReportHeader(pair=pair, settings=settings)),
         "rows": [item.row for item in raced],
-        "lengths": [
-            row | {"speedup": item.median}
-            for item in raced
-            if item.paper
-            for row in by_length([item])
-        ],
+        "lengths": by_length([item for item in raced if item.paper]),
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
-    if prompts := [item for item in raced if not item.paper]:
-        made["summary"] = summary_of(prompts)
-        traces = [trace for item in prompts for trace in item.traces]
-        one_user = [users_row(1, [item.speeds for item in prompts], "prompt")]
-        verdict = judge([item.pair for item in prompts], "prompt")
-        choice = ModelChoice(pair.name)
-        made["decision"] = decide(verdict, traces, made["summary"], one_user, choice, settings)
     return dict(json.loads(as_json(made)))
 
 
+def decided(
+    report: dict[str, Any], settings: Settings, items: list[Item], users: list[Row]
+) -> dict[str, Any]:
+    """`report` with the summary and the decision that `bench` makes of the built-in prompts, and of
+    the rows of several `users` at once."""
+    if not (prompts := [item for item in with_speedup(items) if not item.paper]):
+        return report
+    summary = summary_of(prompts)
+    traces = [trace for item in prompts for trace in item.traces]
+    curve = [users_row(1, [item.speeds for item in prompts], "prompt"), *users]
+    verdict = judge([item.pair for item in prompts], "prompt")
+    choice = ModelChoice(report["pair"]["name"])
+    made = decide(verdict, traces, summary, curve, choice, settings)
+    return report | dict(json.loads(as_json({"summary": summary, "decision": made})))
+
+
 def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The sentence of a report, the decision as `bench` makes it with its `command`, the `charts`
-    (drawn if they are not given), and the report."""
+    """The sentence of a report, the `decision`, the `charts` (drawn if they are not given), and the
+    report."""
     pair = report["pair"]
     draft = pair["draft"] or "n-gram lookup"
-    sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}."
+    sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}; temperature "
+    sentence += f"{report['settings']['temperature']:g}."
     rows = [row for row in report["rows"] if "paper" not in row]
     if pairs := [PairedRuns(row["speedup"], row.get("why", "")) for row in rows]:
         sentence = f"{judge(pairs, 'prompt').sentence} {sentence}"
+    decision = report.get("decision") or NOTHING
     if charts is None:
-        drawn = [wall_clock(report["lengths"])] if report["lengths"] else []
+        drawn = [by_acceptance(decision["estimates"])] if decision["estimates"] else []
+        drawn += [wall_clock(report["lengths"])] if report["lengths"] else []
         drawn += [by_prompt(report["rows"])] if report["rows"] else []
         charts = [as_data(chart) for chart in drawn]
-    decision = report.get("decision") or {"sentence": "", "command": ""}
-    words = {"sentence": sentence, **{f"decision_{name}": decision[name] for name in WORDS}}
-    return {**words, "charts": charts, "report": report}
+    told = {name: decision[name] for name in NOTHING}
+    return {"sentence": sentence, "decision": told, "charts": charts, "report": report}
 
 
 def recorded() -> dict[str, Any]:

@@ -185,7 +185,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     if several.rounds > 3:
         spread = f"half of {spread} took {low:.1f}x to {high:.1f}x"
     measured = result.speedup if (result := trace.verdict) and result.races else figures.speedup
-    [predicted] = predicted_speedups(trace, [figures.acceptance_rate or 0.0])
+    [predicted] = predicted_speedups([trace], [figures.acceptance_rate or 0.0])
     agreeing = measured is None or abs(predicted / measured - 1) <= DISAGREEING
     return {
         "sentence": f"Checking {tokens} tokens took {length} as making one ({spread})."

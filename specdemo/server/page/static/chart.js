@@ -1,6 +1,6 @@
 /* Figures, in charts by Plotly, which is loaded once and not while models run, and in tables: of a race,
    of what is for engineers, and of the benchmark. */
-import { SOURCES, colour, isRunning, keep, keepJson, make, onTheme, percent, say, seconds, showRunning, stop,
+import { SOURCES, colour, isRunning, keep, keepJson, make, onTheme, percent, say, seconds, showRunning, still, stop,
   stream, table, times } from "./common.js";
 
 /* A request that failed is made again by the next chart. */
@@ -167,6 +167,37 @@ const drawCosts = (find, curve) => {
   say(find(".sd-measured"), measured ? times(measured) : "-");
 };
 
+const TOKENS = 100;   // of an estimated race
+
+/* Two bars for other settings: gives the function that takes a benchmark's estimates (decision.py). */
+const mountWhatIf = (root) => {
+  const find = (name) => root.querySelector(".sd-if-" + name), length = find("length"), users = find("users"), rate = find("rate");
+  let known = null;
+  const race = () => {
+    const { rates, seconds: paces, speedups } = known, user = users.selectedIndex;
+    const speedup = speedups[user][length.selectedIndex][rate.value], slow = TOKENS * paces[user];
+    say(find("percent"), rate.ariaValueText = percent(rates[rate.value]));
+    say(find("speedup"), times(speedup));
+    [slow / speedup, slow].forEach((spent, way) => {
+      const pane = root.querySelectorAll(".sd-pane")[way], bar = pane.querySelector(".sd-bar");
+      say(pane.querySelector(".sd-clock"), seconds(spent));
+      bar.style.transform = `scaleX(${spent / Math.max(slow, slow / speedup)})`;
+      bar.getAnimations().forEach((one) => one.cancel());
+      if (!still.matches && !isRunning()) bar.animate({ transform: ["scaleX(0)", bar.style.transform] }, 1000 * spent);
+    });
+  };
+  length.onchange = users.onchange = rate.oninput = find("race").onclick = race;
+  return (estimates) => {
+    root.hidden = !estimates;
+    if (!estimates || estimates === known) return;
+    known = estimates;
+    length.replaceChildren(...known.speedups[0].map((_, drafted) => new Option(drafted ? `${drafted}` : "as raced")));
+    users.replaceChildren(...known.users.map((count) => new Option(count)));
+    Object.assign(rate, { max: known.rates.length - 1, value: known.rates.indexOf(known.acceptance_rate) });
+    race();
+  };
+};
+
 const HEAD = ["Prompt", "Task", "Tokens", "Speed-up", "Least", "Most", "Acceptance rate", "Identical"];
 const two = (number) => (number == null ? "-" : times(number));
 const cells = ({ id, task, tokens, speedup, speedups, whys = [], acceptance_rate: rate, identical }) => {
@@ -179,14 +210,18 @@ const cells = ({ id, task, tokens, speedup, speedups, whys = [], acceptance_rate
 export const mountBenchmark = (root, values) => {
   const find = (name) => root.querySelector(".sd-" + name), progress = root.querySelector("progress");
   const charts = find("bench-charts"), status = document.querySelector(".sd-status");
+  const estimate = mountWhatIf(find("what-if"));
   let shown = null;
 
   /* Charts are drawn when no model runs; until then each row has its dots. */
   const show = (report, chart = true) => {
     shown = report;
     say(find("bench-sentence"), shown.sentence);
-    say(find("decision"), shown.decision_sentence);
-    say(find("command"), shown.decision_command);
+    const { headline, sentence, command, estimates } = shown.decision;
+    for (const [name, text] of Object.entries({ decision: headline, reasons: sentence, command })) say(find(name), text);
+    say(find("copied"), "");
+    find("copy").hidden = !command;
+    estimate(estimates);
     const rows = table(HEAD, shown.report.rows.map(cells));
     if (!chart) {
       rows.tHead.rows[0].append(make("th", "", "Races"));
@@ -225,6 +260,7 @@ export const mountBenchmark = (root, values) => {
     stream("benchmark", values(), receive);
   };
   find("bench-stop").onclick = stop;
+  find("copy").onclick = () => navigator.clipboard?.writeText(shown.decision.command).then(() => say(find("copied"), "Copied."));
   addExports(find("exports"), "specdemo-bench", { nodes: () => [...charts.children],
     lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
   show(window.specdemo.known.benchmark);

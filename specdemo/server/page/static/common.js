@@ -57,6 +57,8 @@ export const keep = (content, name, type) => {
 
 export const keepJson = (value, name) => keep(JSON.stringify(value, null, 1), name, "application/json");
 
+export const still = matchMedia("(prefers-reduced-motion: reduce)");
+
 export const isRunning = () => document.documentElement.classList.contains("sd-running");
 
 /* Style.css shows the Stop button in place of the Run button, which keeps the focus, as it does where the

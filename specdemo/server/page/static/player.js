@@ -1,5 +1,5 @@
 /* Shows a finished race again: at real time, slowly or step by step; and the tour, which explains it. */
-import { counted, isRunning, make, milliseconds, quoted, say, seconds, times, visible } from "./common.js";
+import { counted, isRunning, make, milliseconds, quoted, say, seconds, still, times, visible } from "./common.js";
 
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
 const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
@@ -30,7 +30,6 @@ const roundWords = ({ drafted, emitted }) => {
 export class Player {
   constructor(view) {
     Object.assign(this, { race: view, view: Infinity, playing: false, speed: "1" });
-    this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const { find } = view, on = (name, act) => find(".sd-" + name).addEventListener("click", act);
     on("play", () => this.toggle());
     on("replay", () => {
@@ -56,7 +55,7 @@ export class Player {
     find(".sd-player").addEventListener("keydown", (event) => this.key(event));
     const asked = new URLSearchParams(location.search).get("speed");
     if (Object.hasOwn(SPEEDS, asked)) this.chosen = asked;
-    this.choose(this.still ? "steps" : this.chosen ?? "1");
+    this.choose(still.matches ? "steps" : this.chosen ?? "1");
   }
 
   choose(speed) {
@@ -129,7 +128,7 @@ export class Player {
 
   /* Plays from the shown moment, or from the start if that is the end. */
   start() {
-    if (this.still || this.speed === "steps" || isRunning()) return;
+    if (still.matches || this.speed === "steps" || isRunning()) return;
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
     this.play(true);
