@@ -112,6 +112,26 @@ def write_ir(family: str, folder: Path, noise: float = 0.0) -> Path:
     return folder / "openvino_model.xml"
 
 
+def write_int8(family: str, folder: Path, noise: float = 0.0) -> Path:
+    """Write the IR of a family whose products have 8-bit weights, with a scale for each row."""
+    import openvino as ov
+
+    from specdemo.convert.weights import compressed
+    from specdemo.engine.backends.graph import weight_products
+
+    model = ov.Core().read_model(write_ir(family, folder / "float32", noise))
+    for product in weight_products(model):
+        weights = product.input_value(1).get_node().get_tensor_view().data
+        scales = (np.abs(weights).max(1, keepdims=True) / 127).astype(np.float16)
+        integers = np.clip(np.rint(weights / scales) + 128, 0, 255).astype(np.uint8)
+        stored = ov.Tensor(integers[:, None].copy())
+        zeros = np.full((len(weights), 1, 1), 128, np.uint8)
+        product.input(1).replace_source_output(compressed(stored, scales[:, None], zeros))
+    shutil.copy(folder / "float32" / "config.json", folder)
+    ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
+    return folder / "openvino_model.xml"
+
+
 def store(family: str, folder: Path) -> None:
     """Export a family and store its graph."""
     from optimum.exporters.openvino import main_export

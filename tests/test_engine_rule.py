@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, decode, sampling
 from specdemo.engine.drafts import model_drafters
+from specdemo.engine.messages import Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
@@ -80,7 +81,7 @@ def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[in
     return found
 
 
-SOURCES = ["model", "head", "eagle3", "lookup", "prediction", "translated", "script"]
+SOURCES = ["model", "recurrent", "head", "eagle3", "lookup", "prediction", "translated", "script"]
 
 
 def opened(name: str, model: toy.ToyModel, sampling: Sampling, length: int | None):
@@ -112,18 +113,23 @@ def enumerate_output(
     monkeypatch.setattr(model_drafters, "choose", branching.choose)
 
     def once():
-        model = (toy.ToyHead if name in ("head", "eagle3") else toy.ToyModel)(draft)
+        kinds = {"head": toy.ToyHead, "eagle3": toy.ToyHead, "recurrent": toy.RecurrentToyModel}
+        model = kinds.get(name, toy.ToyModel)(draft)
         model.costs.learn({1: 0.02})
+        verifier = toy.RecurrentToyModel(target) if name == "recurrent" else toy.ToyModel(target)
+        prompted = verifier.new_sequence()
+        verifier.forward([Run(prompted, PROMPT, 1)])
         decoding = toy.decoding(
             target,
             PROMPT,
             decode.Limits(LENGTH, 100),
+            target=prompted,
             drafter=opened(name, model, sampling, length),
             policy=Policy(fixed=length),
             sampling=sampling,
             language=language and toy.Language(language.seed),
         )
-        rounds, _ = toy.drive(decoding, {"target": target, "draft": model})
+        rounds, _ = toy.drive(decoding, {"target": verifier, "draft": model})
         return result(rounds)
 
     output = Counter()

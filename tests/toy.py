@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from specdemo.engine.cache import BlockPool, KVSequence
+from specdemo.engine.cache import BlockPool, KVSequence, RecurrentPool, RecurrentSequence
 from specdemo.engine.constraint import AllowedTokens
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
@@ -97,6 +97,29 @@ class ToyModel:
         rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
         states = np.array(run.tokens, np.float32)[:, None]
         return logits_of(rows.reshape(run.rows, self.vocabulary_size))._replace(state=states)
+
+
+class RecurrentToyModel(ToyModel):
+    """Also has a recurrent state, which is the text so far, and reads it as a real one does."""
+
+    def __init__(self, table: np.ndarray):
+        super().__init__(table)
+        self.pool = RecurrentPool(4096, 1, BLOCK)
+        self.states: dict[int, list[int]] = {}
+
+    def new_sequence(self) -> RecurrentSequence:
+        return RecurrentSequence(self.pool, BLOCK)
+
+    def forward(self, batch: list[Run]) -> list[Logits]:
+        for run in batch:
+            sequence, begin = run.sequence, run.sequence.length
+            assert not begin or self.states[sequence.states[begin]] == sequence.tokens
+            sequence.reserve_states(len(run.tokens), run.stepwise)
+            text = [*sequence.tokens, *run.tokens]
+            for end in range(begin + 1, len(text) + 1):
+                if end in sequence.states:
+                    self.states[sequence.states[end]] = text[:end]
+        return super().forward(batch)
 
 
 class Language:
