@@ -45,6 +45,23 @@ def _seed(value: object) -> object:
     return value % 2**63 if negative else value  # type: ignore[operator]
 
 
+Temperature = Annotated[Real, Field(ge=0, le=5)]
+Probability = Annotated[Real, Field(ge=0, le=1)]
+TopK = Annotated[Whole, Field(ge=0, le=1_000_000)]
+Penalty = Annotated[Real, Field(ge=-2, le=2)]
+Factor = Annotated[Real, Field(ge=0.01, le=2)]
+Seed = Annotated[Whole, Field(ge=0, le=2**63 - 1), BeforeValidator(_seed)]
+Biases = Annotated[
+    tuple[tuple[Annotated[Whole, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]], ...],
+    BeforeValidator(_biases),
+]
+StopTexts = Annotated[
+    tuple[StopString, ...],
+    Field(max_length=16, fail_fast=True),
+    BeforeValidator(_texts, json_schema_input_type=str | list[StopString]),
+]
+
+
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Settings:
     """How to answer. `draft_tokens` None is an adaptive draft length, "auto" outside of Python."""
@@ -64,43 +81,30 @@ class Settings:
     drafter: Drafter = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: Annotated[Real, Field(ge=0, le=5)] = option(
-        0.0, "0 takes the likeliest token; above, tokens are sampled"
-    )
-    top_p: Annotated[Real, Field(ge=0, le=1)] = option(
+    temperature: Temperature = option(0.0, "0 takes the likeliest token; above, tokens are sampled")
+    top_p: Probability = option(
         1.0, "sample among the likeliest tokens that hold this probability; 0 for the likeliest one"
     )
-    top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(
-        0, "sample from the k likeliest tokens; 0 for all"
-    )
-    min_p: Annotated[Real, Field(ge=0, le=1)] = option(
+    top_k: TopK = option(0, "sample from the k likeliest tokens; 0 for all")
+    min_p: Probability = option(
         0.0, "sample among tokens with at least this share of the likeliest one's probability"
     )
-    seed: Annotated[Whole, Field(ge=0, le=2**63 - 1), BeforeValidator(_seed)] = option(
-        0, "seed of the sampling"
-    )
-    presence_penalty: Annotated[Real, Field(ge=-2, le=2)] = option(
-        0.0, "lowers the logits of tokens that the answer has"
-    )
-    frequency_penalty: Annotated[Real, Field(ge=-2, le=2)] = option(
+    seed: Seed = option(0, "seed of the sampling")
+    presence_penalty: Penalty = option(0.0, "lowers the logits of tokens that the answer has")
+    frequency_penalty: Penalty = option(
         0.0, "lowers the logits of tokens as often as the answer has them"
     )
-    repetition_penalty: Annotated[Real, Field(ge=0.01, le=2)] = option(
+    repetition_penalty: Factor = option(
         1.0, "divides the logits of tokens that prompt or answer have; 1 for none"
     )
-    logit_bias: Annotated[
-        tuple[tuple[Annotated[Whole, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]], ...],
-        BeforeValidator(_biases),
-    ] = option((), "adds BIAS to the logit of a token id; may be repeated", metavar="ID:BIAS")
+    logit_bias: Biases = option(
+        (), "adds BIAS to the logit of a token id; may be repeated", metavar="ID:BIAS"
+    )
     ignore_eos: bool = option(
         False,
         "go on after a token that ends the answer; not where it follows a schema or calls tools",
     )
-    stop: Annotated[
-        tuple[StopString, ...],
-        Field(max_length=16, fail_fast=True),
-        BeforeValidator(_texts, json_schema_input_type=str | list[StopString]),
-    ] = option(
+    stop: StopTexts = option(
         (), "text that ends the answer and is no part of it; may be repeated", metavar="TEXT"
     )
     numerics: Literal["exact", "fast"] = option(

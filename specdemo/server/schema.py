@@ -15,7 +15,21 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole, shown_json
-from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, MAX_NEW_TOKENS, Drafter, Settings
+from specdemo.runs.settings import (
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    MAX_NEW_TOKENS,
+    Biases,
+    Drafter,
+    Factor,
+    Penalty,
+    Probability,
+    Seed,
+    Settings,
+    StopTexts,
+    Temperature,
+    TopK,
+)
 from specdemo.text.chat import (
     Chat,
     ChatMessage,
@@ -28,12 +42,6 @@ from specdemo.text.chat import (
 )
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
-SAMPLING = (
-    "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
-    "logit_bias ignore_eos stop"
-).split()
-"""The fields of Settings that are parameters of the API too."""
-
 Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
 AnswerCount = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
 Likeliest = Annotated[
@@ -90,9 +98,8 @@ class Extension(Strict):
     baseline: bool = False
 
 
-if TYPE_CHECKING:  # the fields of Settings that these have are only read all together
+if TYPE_CHECKING:  # the fields of Settings that it has are only read all together
     Speculative = Extension
-    Sampling = Strict
 else:
     Speculative = create_model(
         "Speculative",
@@ -100,13 +107,21 @@ else:
         __doc__=Extension.__doc__,
         **{name: (kind, None) for name, kind in SETTINGS.items() if name != "stop"},
     )
-    Sampling = create_model(
-        "Sampling", __base__=Strict, **{name: (SETTINGS[name] | None, None) for name in SAMPLING}
-    )
 
 
-class CommonRequest(Sampling):
+class CommonRequest(Strict):
     model: str
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Factor | None = None
+    logit_bias: Biases | None = None
+    ignore_eos: bool | None = None
+    stop: StopTexts | None = None
     n: AnswerCount | None = None
     best_of: AnswerCount | None = None
     stream: bool | None = False
@@ -162,7 +177,7 @@ class CommonRequest(Sampling):
         limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
         start: dict[str, Any] = {"max_new_tokens": limit, "temperature": 1.0, "drafter": drafter}
         start["seed"] = secrets.randbits(32)
-        sampling = self.model_dump(include=set(SAMPLING), exclude_none=True)
+        sampling = self.model_dump(include=set(SETTINGS), exclude_none=True)
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
         return Settings(**start | sampling | {"json_schema": self.json_schema} | extension)
 
