@@ -21,7 +21,7 @@ from specdemo.engine.backends.graph import layers_of, page_attention
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cost_model import LARGEST
 from specdemo.engine.decode import Limits
-from specdemo.engine.drafts.draft_sources import LOOKUPS, ModelSource
+from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.prefixes import PrefixCache
@@ -232,7 +232,9 @@ def test_answers_are_those_without_drafts_whatever_drafts(family, model, tmp_pat
     target = Target("exact", model, PrefixCache(model, PREFILL_CHUNK), invariance)
     other = next(name for name in recurrent_models.CONFIGS if name != family)
     drafts = [
-        ModelSource(PagedModel(recurrent_models.write_ir(name, tmp_path / name, noise), EXACT))
+        toy.source(
+            "model", PagedModel(recurrent_models.write_ir(name, tmp_path / name, noise), EXACT)
+        )
         for name, noise in ((family, 0.1), (other, 0.0))
     ]
     scheduler = Scheduler(background=False)
