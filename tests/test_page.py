@@ -572,6 +572,10 @@ FIRST_SCREEN = """() => ['.sd-pane .sd-text', '.sd-verdict', '.sd-clock']
   .flatMap(name => [...document.querySelectorAll(name)])
   .every((node) => { const { top, bottom } = node.getBoundingClientRect();
     return top >= 0 && bottom <= innerHeight; })"""
+FLAGS = """() => {
+  const { live, baseline } = window.specdemo.race, ended = [!live || baseline.tokens > 0, !live];
+  return [...document.querySelectorAll('.sd-pane')].every((pane, number) =>
+    pane.hasAttribute('data-ended') === ended[number]); }"""
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desk", "phone"])
@@ -588,11 +592,13 @@ def test_both_panes_and_the_figure_are_on_the_first_screen_from_first_token_to_v
     for way in ("spec", "baseline"):
         expect(tab.page.locator(shown.format(way)).nth(1)).to_be_attached()
         assert tab.page.evaluate(FIRST_SCREEN), way
+        assert tab.page.evaluate(FLAGS), way
         session.step(44)
     session.resume()
     tab.finished()
     expect(tab.page.locator(".sd-verdict")).to_have_attribute("data-figure", "")
     assert tab.page.evaluate(FIRST_SCREEN), "with the verdict"
+    expect(tab.page.locator(".sd-pane[data-ended]")).to_have_count(2)
     assert tab.text(".sd-text-spec") == tab.text(".sd-text-baseline")
 
 

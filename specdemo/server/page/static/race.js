@@ -106,7 +106,7 @@ export class RaceView {
   show(t) {
     const { spec, baseline, duration, live } = this, time = Math.min(t, duration);
     const span = live ? 2 ** Math.max(0, Math.ceil(Math.log2(duration || 1))) : duration;
-    for (const pane of this.panes) pane.show(time, span);
+    for (const pane of this.panes) pane.show(time, span, !live || pane === spec && baseline.tokens > 0);
     say(this.find(".sd-score"), `${spec.last?.tokens ?? 0} : ${baseline.last?.tokens ?? 0}`);
     if (!live) this.motion.draw(t);
     // Last, since it makes the browser compute the layout.
@@ -216,15 +216,15 @@ class Pane {
   }
 
   /* Shows the run as it was `t` seconds after the first event; only changed nodes are updated. The
-     bar is as long as its time, on a scale of `span` seconds. */
-  show(t, span) {
+     bar is as long as its time, on a scale of `span` seconds. An `over` run has no more events. */
+  show(t, span, over) {
     const later = this.events.findIndex((_, number) => this.spent(number + 1) > t + 1e-9);
     const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
     for (const { nodes, row } of this.events.slice(Math.min(count, this.shown), Math.max(count, this.shown))) {
       for (const node of row ? [...nodes, row] : nodes) node.classList.toggle("sd-later", hidden);
     }
     this.shown = count;
-    this.root.toggleAttribute("data-ended", count > 0 && count === this.events.length);
+    this.root.toggleAttribute("data-ended", over && count > 0 && count === this.events.length);
     const time = Math.min(t, this.length), decoded = (this.last?.tokens ?? 0) - (this.events[0]?.tokens ?? 0);
     this.bar.style.transform = `scaleX(${Math.min(1, time / (span || 1))})`;
     say(this.clock, seconds(time));
