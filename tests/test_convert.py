@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import gguf
 import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
@@ -42,6 +43,7 @@ from specdemo.engine.backends import kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.messages import ModelSettings, Round, Run
 from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
+from specdemo.host.terminal import silent
 from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
 from specdemo.text.templates import Message, chat_template
@@ -333,6 +335,29 @@ def test_a_part_of_a_matrix_with_columns_for_rows_is_read_alone(tmp_path):
     os.truncate(path, 100)
     with pytest.raises(FetchError, match="was cut"):
         tensor.read(2, 8)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q4_K], ids=str)
+def test_blocks_of_four_bits_stay_as_the_file_has_them(tmp_path, kind):
+    rows, columns, offset = 4, 512, weights.FOURS[kind]
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(size)
+    stored = rng.integers(0, 256, (rows, columns // gguf.GGML_QUANT_SIZES[kind][0], size), np.uint8)
+    factors = rng.uniform(0.01, 0.02, (*stored.shape[:2], min(offset, 4) // 2))
+    factors[0, 0], factors[1, 0, 0] = 0, 0  # all weights of a block 0, or equal
+    stored[..., : min(offset, 4)] = factors.astype(np.float16).view(np.uint8)
+    expected = gguf.dequantize(stored.reshape(rows, -1), kind)
+    (path := tmp_path / "weights").write_bytes(stored.tobytes())
+    tensor = weights.Tensor(path, 0, (rows, columns), kind)
+    tensors = {f"{name}.weight": tensor for name in ("blk.0.ffn_up", "token_embd")}
+    file = weights.FileWeights(tensors, silent, "tiny", blocks=True)
+    made = ov.Model([ops.result(file.matrix(name, rows, columns, 8)) for name in tensors], [])
+    kinds = [
+        node.get_element_type() for node in made.get_ops() if node.get_type_name() == "Constant"
+    ]
+    assert kinds.count(ov.Type.u4) == kinds.count(ov.Type.i8) == 1
+    read = ov.Core().compile_model(made, "CPU", EXACT)([])[0]
+    assert abs(read - expected).max() < 1e-3 * abs(expected).max()
 
 
 @pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])

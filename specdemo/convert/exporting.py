@@ -52,7 +52,8 @@ def export(
 ) -> None:
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
-    int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
+    int4 if that takes more than half of this machine's memory, but 4-bit weights of a GGUF file's
+    layers as they are. Raises BadInput if `source` has no
     model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
@@ -86,6 +87,7 @@ class ExportPlan:
     source: Path
     name: str
     weight_format: str
+    blocks: bool  # whether a GGUF file's 4-bit weights stay as they are
     file: Gguf | None = None  # a GGUF file's metadata
     shape: Shape | None = None  # of the graph that is built here; None: optimum-intel exports
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of that graph
@@ -117,10 +119,11 @@ class ExportPlan:
                 f"{install('export')}, {TORCH_FIRST}; or `--model` with a folder that "
                 "optimum-intel exported."
             )
-        if weight_format == "auto":
+        blocks = weight_format == "auto"
+        if blocks:
             large = shape and 2 * shape.bytes(8) > memory_bytes()
             weight_format = "int4" if large else "int8"
-        return cls(source, name, weight_format, file, shape, tensors)
+        return cls(source, name, weight_format, blocks, file, shape, tensors)
 
     @property
     def bytes(self) -> int:
@@ -143,7 +146,7 @@ class ExportPlan:
             gguf_tokenizer.write_tokenizer(self.file, folder)
             link(self.source.absolute(), folder / model_files.SOURCE)
         if self.shape:
-            weights = FileWeights(self.tensors, report, self.name)
+            weights = FileWeights(self.tensors, report, self.name, self.blocks)
             decoder.write(self.shape, decoder.BITS[self.weight_format], weights, folder)
             if unused := weights.unused():
                 family = self.shape.family.name

@@ -28,6 +28,12 @@ _LARGEST = np.finfo(np.float16).max
 FITTED_GROUP = 64  # weights that share a scale in `fit_int4`
 _DAMPING = 0.03  # relative to the mean square of the inputs
 _STEP = 32  # columns whose errors reach all later ones in one product
+BLOCK = 32  # weights that share a scale and an offset in the types of FOURS
+FOURS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4, GGMLQuantizationType.Q4_K: 16}
+"""Types of GGUF files whose weights are offset + scale * an integer of 4 bits, and where in a block
+of bytes these integers begin."""
+
+_STEEPEST = 1024  # offset, in scales: beyond it a block's weights are as good as equal
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 _SMALLEST_FITTED = 1e-6  # magnitude of a scale
 
@@ -60,6 +66,38 @@ class Tensor:
     def read(self, first: int, end: int) -> np.ndarray:
         """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError, or BadInput
         for a type that the gguf package cannot read."""
+        stored, order = self._stored(first, end)
+        values = self._floats(stored)
+        return values[:, order].T if self.swapped else values
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `read_blocks` can read it."""
+        return self.type in FOURS and not self.swapped and not self.added
+
+    def read_blocks(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows `first` to `end` of a type of FOURS as the file has them: integers of 0 to 15
+        (uint8, flat, two in a byte, the first in the lower bits), scales and zero points (float16
+        [end - first, blocks, 1]); a weight is (integer - zero) * scale. Raises as `read`."""
+        stored, _ = self._stored(first, end)
+        _, size = gguf.GGML_QUANT_SIZES[self.type]
+        emptied = stored.reshape(len(stored), -1, size).copy()
+        lowest, second = (
+            self._floats(emptied.reshape(stored.shape)).reshape(len(stored), -1, BLOCK)[..., :1]
+            for emptied[..., FOURS[self.type] :] in (0x00, 0x11)
+        )
+        steps = np.clip(second - lowest, -_LARGEST, _LARGEST)  # else a damaged file's are infinite
+        equal = np.abs(lowest) > _STEEPEST * np.abs(steps)
+        scales = np.where(equal, -lowest / 8, steps).astype(np.float16)
+        zeros = np.where(equal, 8, -lowest / np.where(steps == 0, 1, steps)).astype(np.float16)
+        weights = self._floats(stored).reshape(len(stored), -1, BLOCK)
+        integers = np.rint((weights - lowest) / np.where(equal | (steps == 0), np.inf, steps))
+        flat = integers.astype(np.uint8).reshape(-1)
+        return flat[::2] | flat[1::2] << 4, scales, zeros
+
+    def _stored(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of the rows `first` to `end`, uint8 [rows, bytes]. If they are columns of the
+        file, some more, and where theirs are among them."""
         order = np.arange(first, end) if self.order is None else self.order[first:end]
         low, high = int(order.min()), int(order.max()) + 1
         width = math.prod(self.shape[1:])
@@ -81,6 +119,10 @@ class Tensor:
         )
         if self.order is not None and not self.swapped:
             stored = stored[order - low]
+        return stored, order - low
+
+    def _floats(self, stored: np.ndarray) -> np.ndarray:
+        """What bytes [rows, bytes] stand for, float32."""
         try:
             with np.errstate(invalid="ignore", over="ignore"):  # refused below
                 values: np.ndarray = gguf.dequantize(stored, self.type)
@@ -91,7 +133,7 @@ class Tensor:
         # One of them would make all logits NaN, as one that is infinite in 16 bits.
         if not -_LARGEST <= values.min() <= values.max() <= _LARGEST:
             raise FetchError(f"{self.path} is damaged: it has weights that are no finite numbers.")
-        return values[:, order - low].T if self.swapped else values
+        return values
 
 
 def weight_group(columns: int) -> int:
@@ -105,7 +147,11 @@ class FileWeights:
 
     output_bits = 4  # the fewest of an output matrix
 
-    def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
+    def __init__(
+        self, tensors: Mapping[str, Tensor], report: Report, name: str, blocks: bool = False
+    ):
+        """`blocks`: whether a layer's matrices of a type of FOURS stay as they are."""
+        self._blocks = blocks
         self._tensors, self._unused = dict(tensors), set(tensors)
         total = sum(math.prod(tensor.shape) for tensor in tensors.values())
         self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
@@ -121,8 +167,12 @@ class FileWeights:
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
         """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
         tensor = self._taken(name, (rows, columns))
-        group = weight_group(columns) if bits == 4 else columns
         kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        group = weight_group(columns) if bits == 4 else columns
+        zeros = None
+        if self._blocks and tensor.blocks and name.startswith("blk."):
+            kind, bits, group = ov.Type.u4, 4, BLOCK
+            zeros = np.empty((rows, columns // group, 1), np.float16)
         stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         flat = raw_bytes(stored)
         scales = np.empty((rows, columns // group, 1), np.float16)
@@ -131,15 +181,20 @@ class FileWeights:
 
         def convert(first: int) -> int:
             end = min(first + step, rows)
+            count = (end - first) * columns
+            begin, size = first * columns * bits // 8, -(-count * bits // 8)
+            if zeros is not None:
+                packed, scales[first:end], zeros[first:end] = tensor.read_blocks(first, end)
+                flat[begin : begin + size] = packed
+                return count
             weights = tensor.read(first, end)
-            begin, size = first * columns * bits // 8, -(-weights.size * bits // 8)
             if bits == 16:
                 packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
             else:
                 groups = weights.reshape(end - first, -1, group)
                 packed, scales[first:end] = quantized(groups, bits)
             flat[begin : begin + size] = packed
-            return weights.size
+            return count
 
         for count in self._pool.map(convert, range(0, rows, step)):
             self._meter.update(count)
@@ -147,7 +202,7 @@ class FileWeights:
             stored.shape = ov.Shape([rows, columns])
             half = ov.op.Constant(stored, shared_memory=True)
             return ops.convert(half, "f32", name=f"{name}/half").output(0)
-        return compressed(stored, scales)
+        return compressed(stored, scales, zeros)
 
     def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.get(name)
@@ -167,15 +222,15 @@ def compressed(
     integers: ov.Tensor, scales: np.ndarray, zeros: np.ndarray | None = None
 ) -> ov.Output:
     """A float32 matrix [rows, columns] from integers [rows, groups, group], float16 `scales` [rows,
-    groups, 1] and uint8 zero points like them (None: 0); a single group is a whole row. Does not
-    copy the integers."""
+    groups, 1] and uint8 or float16 zero points like them (None: 0); a single group is a whole row.
+    Does not copy the integers."""
     rows, groups, group = integers.shape
     row = [groups] if groups > 1 else []
     integers.shape = ov.Shape([rows, *row, group])
     values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
     if zeros is not None:
-        points = ops.constant(zeros.reshape(rows, *row, 1))
-        values = ops.subtract(values, ops.convert(points, "f16"))
+        points = ops.convert(ops.constant(zeros.reshape(rows, *row, 1)), "f16")
+        values = ops.subtract(values, points)
     weights = ops.multiply(values, ops.constant(scales.reshape(rows, *row, 1)))
     if groups > 1:
         weights = ops.reshape(weights, [rows, groups * group], False)

@@ -18,7 +18,7 @@ from specdemo.pairs import embedded, hub
 from specdemo.pairs.hub import Snapshot
 
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 10  # changes with the exporters, so that older exports are not used
+_EXPORT_VERSION = 11  # changes with the exporters, so that older exports are not used
 
 
 @dataclass(frozen=True, slots=True)

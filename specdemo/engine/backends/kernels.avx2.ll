@@ -2863,761 +2863,753 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %51 = alloca i32, align 4
   %52 = alloca i32, align 4
   %53 = alloca i64, align 8
-  %54 = alloca <8 x half>, align 16
+  %54 = alloca <8 x float>, align 32
   %55 = alloca <8 x float>, align 32
-  %56 = alloca <8 x i8>, align 8
+  %56 = alloca i32, align 4
   %57 = alloca <8 x float>, align 32
-  %58 = alloca i32, align 4
+  %58 = alloca <8 x float>, align 32
   %59 = alloca <8 x float>, align 32
-  %60 = alloca <8 x float>, align 32
-  %61 = alloca <8 x float>, align 32
-  %62 = alloca i32, align 4
-  %63 = alloca i32, align 4
+  %60 = alloca i32, align 4
+  %61 = alloca i32, align 4
   store ptr %0, ptr %7, align 8
   store i64 %1, ptr %8, align 8
   store i64 %2, ptr %9, align 8
   store i32 %3, ptr %10, align 4
   store i32 %4, ptr %11, align 4
   store i32 %5, ptr %12, align 4
-  %64 = load ptr, ptr %7, align 8
-  %65 = getelementptr inbounds nuw %struct.anon, ptr %64, i32 0, i32 0
-  %66 = load ptr, ptr %65, align 8
-  store ptr %66, ptr %13, align 8
-  %67 = load ptr, ptr %13, align 8
-  %68 = getelementptr inbounds nuw %struct.matrix, ptr %67, i32 0, i32 4
-  %69 = load i64, ptr %68, align 8
-  store i64 %69, ptr %14, align 8
-  %70 = load ptr, ptr %13, align 8
-  %71 = getelementptr inbounds nuw %struct.matrix, ptr %70, i32 0, i32 5
-  %72 = load i64, ptr %71, align 8
-  store i64 %72, ptr %15, align 8
-  %73 = load ptr, ptr %13, align 8
-  %74 = getelementptr inbounds nuw %struct.matrix, ptr %73, i32 0, i32 8
-  %75 = load i64, ptr %74, align 8
-  store i64 %75, ptr %16, align 8
-  %76 = load ptr, ptr %13, align 8
-  %77 = getelementptr inbounds nuw %struct.matrix, ptr %76, i32 0, i32 6
-  %78 = load i64, ptr %77, align 8
-  store i64 %78, ptr %17, align 8
-  %79 = load ptr, ptr %13, align 8
-  %80 = getelementptr inbounds nuw %struct.matrix, ptr %79, i32 0, i32 3
-  %81 = load i64, ptr %80, align 8
-  %82 = load i32, ptr %10, align 4
-  %83 = call i64 @activation_bytes(i32 noundef %82) #13
-  %84 = mul nsw i64 %81, %83
-  store i64 %84, ptr %18, align 8
-  %85 = load ptr, ptr %13, align 8
-  %86 = getelementptr inbounds nuw %struct.matrix, ptr %85, i32 0, i32 0
-  %87 = load ptr, ptr %86, align 8
-  %88 = load i64, ptr %8, align 8
-  %89 = load i64, ptr %14, align 8
+  %62 = load ptr, ptr %7, align 8
+  %63 = getelementptr inbounds nuw %struct.anon, ptr %62, i32 0, i32 0
+  %64 = load ptr, ptr %63, align 8
+  store ptr %64, ptr %13, align 8
+  %65 = load ptr, ptr %13, align 8
+  %66 = getelementptr inbounds nuw %struct.matrix, ptr %65, i32 0, i32 4
+  %67 = load i64, ptr %66, align 8
+  store i64 %67, ptr %14, align 8
+  %68 = load ptr, ptr %13, align 8
+  %69 = getelementptr inbounds nuw %struct.matrix, ptr %68, i32 0, i32 5
+  %70 = load i64, ptr %69, align 8
+  store i64 %70, ptr %15, align 8
+  %71 = load ptr, ptr %13, align 8
+  %72 = getelementptr inbounds nuw %struct.matrix, ptr %71, i32 0, i32 8
+  %73 = load i64, ptr %72, align 8
+  store i64 %73, ptr %16, align 8
+  %74 = load ptr, ptr %13, align 8
+  %75 = getelementptr inbounds nuw %struct.matrix, ptr %74, i32 0, i32 6
+  %76 = load i64, ptr %75, align 8
+  store i64 %76, ptr %17, align 8
+  %77 = load ptr, ptr %13, align 8
+  %78 = getelementptr inbounds nuw %struct.matrix, ptr %77, i32 0, i32 3
+  %79 = load i64, ptr %78, align 8
+  %80 = load i32, ptr %10, align 4
+  %81 = call i64 @activation_bytes(i32 noundef %80) #13
+  %82 = mul nsw i64 %79, %81
+  store i64 %82, ptr %18, align 8
+  %83 = load ptr, ptr %13, align 8
+  %84 = getelementptr inbounds nuw %struct.matrix, ptr %83, i32 0, i32 0
+  %85 = load ptr, ptr %84, align 8
+  %86 = load i64, ptr %8, align 8
+  %87 = load i64, ptr %14, align 8
+  %88 = mul nsw i64 %86, %87
+  %89 = load i64, ptr %15, align 8
   %90 = mul nsw i64 %88, %89
-  %91 = load i64, ptr %15, align 8
-  %92 = mul nsw i64 %90, %91
-  %93 = mul nsw i64 %92, 4
-  %94 = mul nsw i64 %93, 16
-  %95 = getelementptr inbounds i8, ptr %87, i64 %94
-  store ptr %95, ptr %19, align 8
-  %96 = load ptr, ptr %13, align 8
-  %97 = getelementptr inbounds nuw %struct.matrix, ptr %96, i32 0, i32 1
-  %98 = load ptr, ptr %97, align 8
-  %99 = load i64, ptr %8, align 8
-  %100 = load ptr, ptr %13, align 8
-  %101 = getelementptr inbounds nuw %struct.matrix, ptr %100, i32 0, i32 7
-  %102 = load i64, ptr %101, align 8
-  %103 = mul nsw i64 %99, %102
-  %104 = getelementptr inbounds half, ptr %98, i64 %103
-  store ptr %104, ptr %20, align 8
-  %105 = load ptr, ptr %13, align 8
-  %106 = getelementptr inbounds nuw %struct.matrix, ptr %105, i32 0, i32 2
-  %107 = load ptr, ptr %106, align 8
-  %108 = load i64, ptr %8, align 8
-  %109 = load ptr, ptr %13, align 8
-  %110 = getelementptr inbounds nuw %struct.matrix, ptr %109, i32 0, i32 7
-  %111 = load i64, ptr %110, align 8
-  %112 = mul nsw i64 %108, %111
-  %113 = getelementptr inbounds i8, ptr %107, i64 %112
-  store ptr %113, ptr %21, align 8
-  %114 = load ptr, ptr %7, align 8
-  %115 = getelementptr inbounds nuw %struct.anon, ptr %114, i32 0, i32 1
-  %116 = load ptr, ptr %115, align 8
-  %117 = load i64, ptr %9, align 8
-  %118 = load i64, ptr %18, align 8
-  %119 = mul nsw i64 %117, %118
-  %120 = getelementptr inbounds i8, ptr %116, i64 %119
-  store ptr %120, ptr %22, align 8
-  %121 = load ptr, ptr %7, align 8
-  %122 = getelementptr inbounds nuw %struct.anon, ptr %121, i32 0, i32 2
-  %123 = load ptr, ptr %122, align 8
-  %124 = load i64, ptr %9, align 8
-  %125 = load i64, ptr %14, align 8
-  %126 = mul nsw i64 %124, %125
-  %127 = getelementptr inbounds float, ptr %123, i64 %126
-  store ptr %127, ptr %23, align 8
-  %128 = load ptr, ptr %7, align 8
-  %129 = getelementptr inbounds nuw %struct.anon, ptr %128, i32 0, i32 3
-  %130 = load ptr, ptr %129, align 8
-  %131 = load i64, ptr %9, align 8
-  %132 = load i64, ptr %14, align 8
-  %133 = mul nsw i64 %131, %132
-  %134 = getelementptr inbounds float, ptr %130, i64 %133
-  store ptr %134, ptr %24, align 8
-  %135 = load ptr, ptr %7, align 8
-  %136 = getelementptr inbounds nuw %struct.anon, ptr %135, i32 0, i32 4
-  %137 = load ptr, ptr %136, align 8
-  %138 = load i64, ptr %9, align 8
-  %139 = load i64, ptr %16, align 8
-  %140 = mul nsw i64 %138, %139
-  %141 = getelementptr inbounds float, ptr %137, i64 %140
-  %142 = load i64, ptr %8, align 8
-  %143 = mul nsw i64 %142, 16
-  %144 = load i64, ptr %16, align 8
-  %145 = sub nsw i64 %144, 16
-  %146 = call i64 @smaller(i64 noundef %143, i64 noundef %145) #13
-  %147 = getelementptr inbounds float, ptr %141, i64 %146
-  store ptr %147, ptr %25, align 8
-  %148 = load i32, ptr %10, align 4
-  %149 = icmp eq i32 %148, 8
-  br i1 %149, label %150, label %151
+  %91 = mul nsw i64 %90, 4
+  %92 = mul nsw i64 %91, 16
+  %93 = getelementptr inbounds i8, ptr %85, i64 %92
+  store ptr %93, ptr %19, align 8
+  %94 = load ptr, ptr %13, align 8
+  %95 = getelementptr inbounds nuw %struct.matrix, ptr %94, i32 0, i32 1
+  %96 = load ptr, ptr %95, align 8
+  %97 = load i64, ptr %8, align 8
+  %98 = load ptr, ptr %13, align 8
+  %99 = getelementptr inbounds nuw %struct.matrix, ptr %98, i32 0, i32 7
+  %100 = load i64, ptr %99, align 8
+  %101 = mul nsw i64 %97, %100
+  %102 = getelementptr inbounds half, ptr %96, i64 %101
+  store ptr %102, ptr %20, align 8
+  %103 = load ptr, ptr %13, align 8
+  %104 = getelementptr inbounds nuw %struct.matrix, ptr %103, i32 0, i32 2
+  %105 = load ptr, ptr %104, align 8
+  %106 = load i64, ptr %8, align 8
+  %107 = load ptr, ptr %13, align 8
+  %108 = getelementptr inbounds nuw %struct.matrix, ptr %107, i32 0, i32 7
+  %109 = load i64, ptr %108, align 8
+  %110 = mul nsw i64 %106, %109
+  %111 = getelementptr inbounds half, ptr %105, i64 %110
+  store ptr %111, ptr %21, align 8
+  %112 = load ptr, ptr %7, align 8
+  %113 = getelementptr inbounds nuw %struct.anon, ptr %112, i32 0, i32 1
+  %114 = load ptr, ptr %113, align 8
+  %115 = load i64, ptr %9, align 8
+  %116 = load i64, ptr %18, align 8
+  %117 = mul nsw i64 %115, %116
+  %118 = getelementptr inbounds i8, ptr %114, i64 %117
+  store ptr %118, ptr %22, align 8
+  %119 = load ptr, ptr %7, align 8
+  %120 = getelementptr inbounds nuw %struct.anon, ptr %119, i32 0, i32 2
+  %121 = load ptr, ptr %120, align 8
+  %122 = load i64, ptr %9, align 8
+  %123 = load i64, ptr %14, align 8
+  %124 = mul nsw i64 %122, %123
+  %125 = getelementptr inbounds float, ptr %121, i64 %124
+  store ptr %125, ptr %23, align 8
+  %126 = load ptr, ptr %7, align 8
+  %127 = getelementptr inbounds nuw %struct.anon, ptr %126, i32 0, i32 3
+  %128 = load ptr, ptr %127, align 8
+  %129 = load i64, ptr %9, align 8
+  %130 = load i64, ptr %14, align 8
+  %131 = mul nsw i64 %129, %130
+  %132 = getelementptr inbounds float, ptr %128, i64 %131
+  store ptr %132, ptr %24, align 8
+  %133 = load ptr, ptr %7, align 8
+  %134 = getelementptr inbounds nuw %struct.anon, ptr %133, i32 0, i32 4
+  %135 = load ptr, ptr %134, align 8
+  %136 = load i64, ptr %9, align 8
+  %137 = load i64, ptr %16, align 8
+  %138 = mul nsw i64 %136, %137
+  %139 = getelementptr inbounds float, ptr %135, i64 %138
+  %140 = load i64, ptr %8, align 8
+  %141 = mul nsw i64 %140, 16
+  %142 = load i64, ptr %16, align 8
+  %143 = sub nsw i64 %142, 16
+  %144 = call i64 @smaller(i64 noundef %141, i64 noundef %143) #13
+  %145 = getelementptr inbounds float, ptr %139, i64 %144
+  store ptr %145, ptr %25, align 8
+  %146 = load i32, ptr %10, align 4
+  %147 = icmp eq i32 %146, 8
+  br i1 %147, label %148, label %149
 
-150:
-  br label %151
+148:
+  br label %149
 
-151:
-  %152 = phi i1 [ false, %6 ], [ false, %150 ]
-  %153 = zext i1 %152 to i64
-  %154 = select i1 %152, i32 1, i32 2
-  store i32 %154, ptr %26, align 4
+149:
+  %150 = phi i1 [ false, %6 ], [ false, %148 ]
+  %151 = zext i1 %150 to i64
+  %152 = select i1 %150, i32 1, i32 2
+  store i32 %152, ptr %26, align 4
   store i32 0, ptr %28, align 4
-  br label %155
+  br label %153
 
-155:
-  %156 = load i32, ptr %28, align 4
-  %157 = load i32, ptr %11, align 4
-  %158 = icmp slt i32 %156, %157
-  br i1 %158, label %159, label %177
+153:
+  %154 = load i32, ptr %28, align 4
+  %155 = load i32, ptr %11, align 4
+  %156 = icmp slt i32 %154, %155
+  br i1 %156, label %157, label %175
 
-159:
+157:
   store i32 0, ptr %29, align 4
-  br label %160
+  br label %158
 
-160:
-  %161 = load i32, ptr %29, align 4
-  %162 = icmp slt i32 %161, 2
-  br i1 %162, label %163, label %173
+158:
+  %159 = load i32, ptr %29, align 4
+  %160 = icmp slt i32 %159, 2
+  br i1 %160, label %161, label %171
 
-163:
-  %164 = load i32, ptr %28, align 4
-  %165 = sext i32 %164 to i64
-  %166 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %165
-  %167 = load i32, ptr %29, align 4
-  %168 = sext i32 %167 to i64
-  %169 = getelementptr inbounds [2 x <8 x float>], ptr %166, i64 0, i64 %168
-  store <8 x float> zeroinitializer, ptr %169, align 32
-  br label %170
+161:
+  %162 = load i32, ptr %28, align 4
+  %163 = sext i32 %162 to i64
+  %164 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %163
+  %165 = load i32, ptr %29, align 4
+  %166 = sext i32 %165 to i64
+  %167 = getelementptr inbounds [2 x <8 x float>], ptr %164, i64 0, i64 %166
+  store <8 x float> zeroinitializer, ptr %167, align 32
+  br label %168
 
-170:
-  %171 = load i32, ptr %29, align 4
-  %172 = add nsw i32 %171, 1
-  store i32 %172, ptr %29, align 4
-  br label %160, !llvm.loop !48
+168:
+  %169 = load i32, ptr %29, align 4
+  %170 = add nsw i32 %169, 1
+  store i32 %170, ptr %29, align 4
+  br label %158, !llvm.loop !48
 
-173:
-  br label %174
+171:
+  br label %172
 
-174:
-  %175 = load i32, ptr %28, align 4
-  %176 = add nsw i32 %175, 1
-  store i32 %176, ptr %28, align 4
-  br label %155, !llvm.loop !49
+172:
+  %173 = load i32, ptr %28, align 4
+  %174 = add nsw i32 %173, 1
+  store i32 %174, ptr %28, align 4
+  br label %153, !llvm.loop !49
 
-177:
+175:
   store i64 0, ptr %30, align 8
-  br label %178
+  br label %176
 
-178:
-  %179 = load i64, ptr %30, align 8
-  %180 = load i64, ptr %14, align 8
-  %181 = icmp slt i64 %179, %180
-  br i1 %181, label %182, label %521
+176:
+  %177 = load i64, ptr %30, align 8
+  %178 = load i64, ptr %14, align 8
+  %179 = icmp slt i64 %177, %178
+  br i1 %179, label %180, label %515
 
-182:
+180:
   store i32 0, ptr %32, align 4
-  br label %183
+  br label %181
 
-183:
-  %184 = load i32, ptr %32, align 4
-  %185 = load i32, ptr %11, align 4
-  %186 = icmp slt i32 %184, %185
-  br i1 %186, label %187, label %205
+181:
+  %182 = load i32, ptr %32, align 4
+  %183 = load i32, ptr %11, align 4
+  %184 = icmp slt i32 %182, %183
+  br i1 %184, label %185, label %203
 
-187:
+185:
   store i32 0, ptr %33, align 4
-  br label %188
+  br label %186
 
-188:
-  %189 = load i32, ptr %33, align 4
-  %190 = icmp slt i32 %189, 2
-  br i1 %190, label %191, label %201
+186:
+  %187 = load i32, ptr %33, align 4
+  %188 = icmp slt i32 %187, 2
+  br i1 %188, label %189, label %199
 
-191:
-  %192 = load i32, ptr %32, align 4
-  %193 = sext i32 %192 to i64
-  %194 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %193
-  %195 = load i32, ptr %33, align 4
-  %196 = sext i32 %195 to i64
-  %197 = getelementptr inbounds [2 x <8 x i32>], ptr %194, i64 0, i64 %196
-  store <8 x i32> zeroinitializer, ptr %197, align 32
-  br label %198
+189:
+  %190 = load i32, ptr %32, align 4
+  %191 = sext i32 %190 to i64
+  %192 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %191
+  %193 = load i32, ptr %33, align 4
+  %194 = sext i32 %193 to i64
+  %195 = getelementptr inbounds [2 x <8 x i32>], ptr %192, i64 0, i64 %194
+  store <8 x i32> zeroinitializer, ptr %195, align 32
+  br label %196
 
-198:
-  %199 = load i32, ptr %33, align 4
-  %200 = add nsw i32 %199, 1
-  store i32 %200, ptr %33, align 4
-  br label %188, !llvm.loop !50
+196:
+  %197 = load i32, ptr %33, align 4
+  %198 = add nsw i32 %197, 1
+  store i32 %198, ptr %33, align 4
+  br label %186, !llvm.loop !50
 
-201:
-  br label %202
+199:
+  br label %200
 
-202:
-  %203 = load i32, ptr %32, align 4
-  %204 = add nsw i32 %203, 1
-  store i32 %204, ptr %32, align 4
-  br label %183, !llvm.loop !51
+200:
+  %201 = load i32, ptr %32, align 4
+  %202 = add nsw i32 %201, 1
+  store i32 %202, ptr %32, align 4
+  br label %181, !llvm.loop !51
 
-205:
-  %206 = load i64, ptr %30, align 8
-  %207 = load i64, ptr %15, align 8
-  %208 = mul nsw i64 %206, %207
-  store i64 %208, ptr %34, align 8
-  br label %209
+203:
+  %204 = load i64, ptr %30, align 8
+  %205 = load i64, ptr %15, align 8
+  %206 = mul nsw i64 %204, %205
+  store i64 %206, ptr %34, align 8
+  br label %207
 
-209:
-  %210 = load i64, ptr %34, align 8
-  %211 = load i64, ptr %30, align 8
-  %212 = add nsw i64 %211, 1
-  %213 = load i64, ptr %15, align 8
-  %214 = mul nsw i64 %212, %213
-  %215 = icmp slt i64 %210, %214
-  br i1 %215, label %216, label %421
+207:
+  %208 = load i64, ptr %34, align 8
+  %209 = load i64, ptr %30, align 8
+  %210 = add nsw i64 %209, 1
+  %211 = load i64, ptr %15, align 8
+  %212 = mul nsw i64 %210, %211
+  %213 = icmp slt i64 %208, %212
+  br i1 %213, label %214, label %419
 
-216:
+214:
   store i32 0, ptr %36, align 4
-  br label %217
+  br label %215
 
-217:
-  %218 = load i32, ptr %36, align 4
-  %219 = icmp slt i32 %218, 4
-  br i1 %219, label %220, label %380
+215:
+  %216 = load i32, ptr %36, align 4
+  %217 = icmp slt i32 %216, 4
+  br i1 %217, label %218, label %378
 
-220:
-  %221 = load ptr, ptr %19, align 8
-  %222 = load i64, ptr %34, align 8
-  %223 = load i32, ptr %36, align 4
-  %224 = sext i32 %223 to i64
-  %225 = add nsw i64 %222, %224
-  %226 = mul nsw i64 %225, 4
-  %227 = mul nsw i64 %226, 16
-  %228 = getelementptr inbounds i8, ptr %221, i64 %227
-  store ptr %228, ptr %37, align 8
-  %229 = load ptr, ptr %22, align 8
-  %230 = load i64, ptr %34, align 8
-  %231 = load i32, ptr %36, align 4
-  %232 = sext i32 %231 to i64
-  %233 = add nsw i64 %230, %232
-  %234 = mul nsw i64 %233, 4
-  %235 = load i32, ptr %26, align 4
-  %236 = sext i32 %235 to i64
-  %237 = mul nsw i64 %234, %236
-  %238 = getelementptr inbounds i8, ptr %229, i64 %237
-  store ptr %238, ptr %38, align 8
+218:
+  %219 = load ptr, ptr %19, align 8
+  %220 = load i64, ptr %34, align 8
+  %221 = load i32, ptr %36, align 4
+  %222 = sext i32 %221 to i64
+  %223 = add nsw i64 %220, %222
+  %224 = mul nsw i64 %223, 4
+  %225 = mul nsw i64 %224, 16
+  %226 = getelementptr inbounds i8, ptr %219, i64 %225
+  store ptr %226, ptr %37, align 8
+  %227 = load ptr, ptr %22, align 8
+  %228 = load i64, ptr %34, align 8
+  %229 = load i32, ptr %36, align 4
+  %230 = sext i32 %229 to i64
+  %231 = add nsw i64 %228, %230
+  %232 = mul nsw i64 %231, 4
+  %233 = load i32, ptr %26, align 4
+  %234 = sext i32 %233 to i64
+  %235 = mul nsw i64 %232, %234
+  %236 = getelementptr inbounds i8, ptr %227, i64 %235
+  store ptr %236, ptr %38, align 8
   store i32 0, ptr %40, align 4
-  br label %239
+  br label %237
 
-239:
-  %240 = load i32, ptr %40, align 4
-  %241 = icmp slt i32 %240, 2
-  br i1 %241, label %242, label %256
+237:
+  %238 = load i32, ptr %40, align 4
+  %239 = icmp slt i32 %238, 2
+  br i1 %239, label %240, label %254
 
-242:
-  %243 = load ptr, ptr %37, align 8
-  %244 = load i32, ptr %40, align 4
-  %245 = mul nsw i32 %244, 4
-  %246 = mul nsw i32 %245, 8
-  %247 = sext i32 %246 to i64
-  %248 = getelementptr inbounds i8, ptr %243, i64 %247
-  %249 = load <32 x i8>, ptr %248, align 1
-  %250 = load i32, ptr %40, align 4
-  %251 = sext i32 %250 to i64
-  %252 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %251
-  store <32 x i8> %249, ptr %252, align 32
-  br label %253
+240:
+  %241 = load ptr, ptr %37, align 8
+  %242 = load i32, ptr %40, align 4
+  %243 = mul nsw i32 %242, 4
+  %244 = mul nsw i32 %243, 8
+  %245 = sext i32 %244 to i64
+  %246 = getelementptr inbounds i8, ptr %241, i64 %245
+  %247 = load <32 x i8>, ptr %246, align 1
+  %248 = load i32, ptr %40, align 4
+  %249 = sext i32 %248 to i64
+  %250 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %249
+  store <32 x i8> %247, ptr %250, align 32
+  br label %251
 
-253:
-  %254 = load i32, ptr %40, align 4
-  %255 = add nsw i32 %254, 1
-  store i32 %255, ptr %40, align 4
-  br label %239, !llvm.loop !52
+251:
+  %252 = load i32, ptr %40, align 4
+  %253 = add nsw i32 %252, 1
+  store i32 %253, ptr %40, align 4
+  br label %237, !llvm.loop !52
 
-256:
-  %257 = load i32, ptr %12, align 4
-  %258 = icmp eq i32 %257, 4096
-  br i1 %258, label %259, label %264
+254:
+  %255 = load i32, ptr %12, align 4
+  %256 = icmp eq i32 %255, 4096
+  br i1 %256, label %257, label %262
 
-259:
-  %260 = load ptr, ptr %37, align 8
-  %261 = load i32, ptr %12, align 4
-  %262 = sext i32 %261 to i64
-  %263 = getelementptr inbounds i8, ptr %260, i64 %262
-  call void @llvm.prefetch.p0(ptr %263, i32 0, i32 0, i32 1)
-  br label %264
+257:
+  %258 = load ptr, ptr %37, align 8
+  %259 = load i32, ptr %12, align 4
+  %260 = sext i32 %259 to i64
+  %261 = getelementptr inbounds i8, ptr %258, i64 %260
+  call void @llvm.prefetch.p0(ptr %261, i32 0, i32 0, i32 1)
+  br label %262
 
-264:
-  %265 = load i32, ptr %12, align 4
-  %266 = icmp eq i32 %265, 8192
-  br i1 %266, label %267, label %272
+262:
+  %263 = load i32, ptr %12, align 4
+  %264 = icmp eq i32 %263, 8192
+  br i1 %264, label %265, label %270
 
-267:
-  %268 = load ptr, ptr %37, align 8
-  %269 = load i32, ptr %12, align 4
-  %270 = sext i32 %269 to i64
-  %271 = getelementptr inbounds i8, ptr %268, i64 %270
-  call void @llvm.prefetch.p0(ptr %271, i32 0, i32 2, i32 1)
-  br label %272
+265:
+  %266 = load ptr, ptr %37, align 8
+  %267 = load i32, ptr %12, align 4
+  %268 = sext i32 %267 to i64
+  %269 = getelementptr inbounds i8, ptr %266, i64 %268
+  call void @llvm.prefetch.p0(ptr %269, i32 0, i32 2, i32 1)
+  br label %270
 
-272:
+270:
   store i32 0, ptr %41, align 4
-  br label %273
+  br label %271
 
-273:
-  %274 = load i32, ptr %41, align 4
-  %275 = load i32, ptr %26, align 4
-  %276 = icmp slt i32 %274, %275
-  br i1 %276, label %277, label %376
+271:
+  %272 = load i32, ptr %41, align 4
+  %273 = load i32, ptr %26, align 4
+  %274 = icmp slt i32 %272, %273
+  br i1 %274, label %275, label %374
 
-277:
+275:
   store i32 0, ptr %42, align 4
-  br label %278
+  br label %276
 
-278:
-  %279 = load i32, ptr %42, align 4
-  %280 = load i32, ptr %11, align 4
-  %281 = icmp slt i32 %279, %280
-  br i1 %281, label %282, label %372
+276:
+  %277 = load i32, ptr %42, align 4
+  %278 = load i32, ptr %11, align 4
+  %279 = icmp slt i32 %277, %278
+  br i1 %279, label %280, label %370
 
-282:
-  %283 = load ptr, ptr %38, align 8
-  %284 = load i32, ptr %42, align 4
-  %285 = sext i32 %284 to i64
-  %286 = load i64, ptr %18, align 8
-  %287 = mul nsw i64 %285, %286
-  %288 = getelementptr inbounds i8, ptr %283, i64 %287
-  %289 = load i32, ptr %41, align 4
-  %290 = mul nsw i32 4, %289
-  %291 = sext i32 %290 to i64
-  %292 = getelementptr inbounds i8, ptr %288, i64 %291
-  store ptr %292, ptr %43, align 8
-  %293 = load ptr, ptr %43, align 8
-  %294 = load i32, ptr %293, align 1
-  %295 = insertelement <8 x i32> poison, i32 %294, i64 0
-  %296 = shufflevector <8 x i32> %295, <8 x i32> poison, <8 x i32> zeroinitializer
-  %297 = bitcast <8 x i32> %296 to <32 x i8>
-  store <32 x i8> %297, ptr %44, align 32
+280:
+  %281 = load ptr, ptr %38, align 8
+  %282 = load i32, ptr %42, align 4
+  %283 = sext i32 %282 to i64
+  %284 = load i64, ptr %18, align 8
+  %285 = mul nsw i64 %283, %284
+  %286 = getelementptr inbounds i8, ptr %281, i64 %285
+  %287 = load i32, ptr %41, align 4
+  %288 = mul nsw i32 4, %287
+  %289 = sext i32 %288 to i64
+  %290 = getelementptr inbounds i8, ptr %286, i64 %289
+  store ptr %290, ptr %43, align 8
+  %291 = load ptr, ptr %43, align 8
+  %292 = load i32, ptr %291, align 1
+  %293 = insertelement <8 x i32> poison, i32 %292, i64 0
+  %294 = shufflevector <8 x i32> %293, <8 x i32> poison, <8 x i32> zeroinitializer
+  %295 = bitcast <8 x i32> %294 to <32 x i8>
+  store <32 x i8> %295, ptr %44, align 32
   store i32 0, ptr %45, align 4
-  br label %298
+  br label %296
 
-298:
-  %299 = load i32, ptr %45, align 4
-  %300 = icmp slt i32 %299, 2
-  br i1 %300, label %301, label %368
+296:
+  %297 = load i32, ptr %45, align 4
+  %298 = icmp slt i32 %297, 2
+  br i1 %298, label %299, label %366
 
-301:
-  %302 = load i32, ptr %10, align 4
-  %303 = icmp eq i32 %302, 8
-  br i1 %303, label %304, label %330
+299:
+  %300 = load i32, ptr %10, align 4
+  %301 = icmp eq i32 %300, 8
+  br i1 %301, label %302, label %328
 
-304:
-  %305 = load i32, ptr %41, align 4
-  %306 = load i32, ptr %45, align 4
-  %307 = sext i32 %306 to i64
-  %308 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %307
-  %309 = load <32 x i8>, ptr %308, align 32
-  %310 = call <16 x i16> @every_other(i32 noundef %305, <32 x i8> noundef %309) #13
-  store <16 x i16> %310, ptr %46, align 32
-  %311 = load <16 x i16>, ptr %46, align 32
-  %312 = load <32 x i8>, ptr %44, align 32
-  %313 = bitcast <32 x i8> %312 to <16 x i16>
-  %314 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %311, <16 x i16> noundef %313) #13
-  store <8 x i32> %314, ptr %47, align 32
-  %315 = load i32, ptr %42, align 4
-  %316 = sext i32 %315 to i64
-  %317 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %316
-  %318 = load i32, ptr %45, align 4
-  %319 = sext i32 %318 to i64
-  %320 = getelementptr inbounds [2 x <8 x i32>], ptr %317, i64 0, i64 %319
-  %321 = load <8 x i32>, ptr %320, align 32
-  %322 = load <8 x i32>, ptr %47, align 32
-  %323 = call <8 x i32> @add_ints(<8 x i32> noundef %321, <8 x i32> noundef %322) #13
-  %324 = load i32, ptr %42, align 4
-  %325 = sext i32 %324 to i64
-  %326 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %325
-  %327 = load i32, ptr %45, align 4
-  %328 = sext i32 %327 to i64
-  %329 = getelementptr inbounds [2 x <8 x i32>], ptr %326, i64 0, i64 %328
-  store <8 x i32> %323, ptr %329, align 32
-  br label %364
+302:
+  %303 = load i32, ptr %41, align 4
+  %304 = load i32, ptr %45, align 4
+  %305 = sext i32 %304 to i64
+  %306 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %305
+  %307 = load <32 x i8>, ptr %306, align 32
+  %308 = call <16 x i16> @every_other(i32 noundef %303, <32 x i8> noundef %307) #13
+  store <16 x i16> %308, ptr %46, align 32
+  %309 = load <16 x i16>, ptr %46, align 32
+  %310 = load <32 x i8>, ptr %44, align 32
+  %311 = bitcast <32 x i8> %310 to <16 x i16>
+  %312 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %309, <16 x i16> noundef %311) #13
+  store <8 x i32> %312, ptr %47, align 32
+  %313 = load i32, ptr %42, align 4
+  %314 = sext i32 %313 to i64
+  %315 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %314
+  %316 = load i32, ptr %45, align 4
+  %317 = sext i32 %316 to i64
+  %318 = getelementptr inbounds [2 x <8 x i32>], ptr %315, i64 0, i64 %317
+  %319 = load <8 x i32>, ptr %318, align 32
+  %320 = load <8 x i32>, ptr %47, align 32
+  %321 = call <8 x i32> @add_ints(<8 x i32> noundef %319, <8 x i32> noundef %320) #13
+  %322 = load i32, ptr %42, align 4
+  %323 = sext i32 %322 to i64
+  %324 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %323
+  %325 = load i32, ptr %45, align 4
+  %326 = sext i32 %325 to i64
+  %327 = getelementptr inbounds [2 x <8 x i32>], ptr %324, i64 0, i64 %326
+  store <8 x i32> %321, ptr %327, align 32
+  br label %362
 
-330:
-  %331 = load i32, ptr %10, align 4
-  %332 = load i32, ptr %41, align 4
-  %333 = load i32, ptr %45, align 4
-  %334 = sext i32 %333 to i64
-  %335 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %334
-  %336 = load <32 x i8>, ptr %335, align 32
-  %337 = call <32 x i8> @without_sign(i32 noundef %331, i32 noundef %332, <32 x i8> noundef %336) #13
-  store <32 x i8> %337, ptr %48, align 32
-  %338 = load <32 x i8>, ptr %48, align 32
-  %339 = load <32 x i8>, ptr %44, align 32
-  %340 = call <16 x i16> @multiply_byte_pairs(<32 x i8> noundef %338, <32 x i8> noundef %339) #13
-  store <16 x i16> %340, ptr %49, align 32
-  %341 = load i32, ptr %36, align 4
-  %342 = icmp ne i32 %341, 0
-  br i1 %342, label %346, label %343
+328:
+  %329 = load i32, ptr %10, align 4
+  %330 = load i32, ptr %41, align 4
+  %331 = load i32, ptr %45, align 4
+  %332 = sext i32 %331 to i64
+  %333 = getelementptr inbounds [2 x <32 x i8>], ptr %39, i64 0, i64 %332
+  %334 = load <32 x i8>, ptr %333, align 32
+  %335 = call <32 x i8> @without_sign(i32 noundef %329, i32 noundef %330, <32 x i8> noundef %334) #13
+  store <32 x i8> %335, ptr %48, align 32
+  %336 = load <32 x i8>, ptr %48, align 32
+  %337 = load <32 x i8>, ptr %44, align 32
+  %338 = call <16 x i16> @multiply_byte_pairs(<32 x i8> noundef %336, <32 x i8> noundef %337) #13
+  store <16 x i16> %338, ptr %49, align 32
+  %339 = load i32, ptr %36, align 4
+  %340 = icmp ne i32 %339, 0
+  br i1 %340, label %344, label %341
 
-343:
-  %344 = load i32, ptr %41, align 4
-  %345 = icmp ne i32 %344, 0
-  br i1 %345, label %346, label %356
+341:
+  %342 = load i32, ptr %41, align 4
+  %343 = icmp ne i32 %342, 0
+  br i1 %343, label %344, label %354
 
-346:
-  %347 = load i32, ptr %42, align 4
-  %348 = sext i32 %347 to i64
-  %349 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %348
-  %350 = load i32, ptr %45, align 4
-  %351 = sext i32 %350 to i64
-  %352 = getelementptr inbounds [2 x <16 x i16>], ptr %349, i64 0, i64 %351
-  %353 = load <16 x i16>, ptr %352, align 32
-  %354 = load <16 x i16>, ptr %49, align 32
-  %355 = call <16 x i16> @add_shorts(<16 x i16> noundef %353, <16 x i16> noundef %354) #13
-  store <16 x i16> %355, ptr %49, align 32
-  br label %356
+344:
+  %345 = load i32, ptr %42, align 4
+  %346 = sext i32 %345 to i64
+  %347 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %346
+  %348 = load i32, ptr %45, align 4
+  %349 = sext i32 %348 to i64
+  %350 = getelementptr inbounds [2 x <16 x i16>], ptr %347, i64 0, i64 %349
+  %351 = load <16 x i16>, ptr %350, align 32
+  %352 = load <16 x i16>, ptr %49, align 32
+  %353 = call <16 x i16> @add_shorts(<16 x i16> noundef %351, <16 x i16> noundef %352) #13
+  store <16 x i16> %353, ptr %49, align 32
+  br label %354
 
-356:
-  %357 = load <16 x i16>, ptr %49, align 32
-  %358 = load i32, ptr %42, align 4
-  %359 = sext i32 %358 to i64
-  %360 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %359
-  %361 = load i32, ptr %45, align 4
-  %362 = sext i32 %361 to i64
-  %363 = getelementptr inbounds [2 x <16 x i16>], ptr %360, i64 0, i64 %362
-  store <16 x i16> %357, ptr %363, align 32
-  br label %364
+354:
+  %355 = load <16 x i16>, ptr %49, align 32
+  %356 = load i32, ptr %42, align 4
+  %357 = sext i32 %356 to i64
+  %358 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %357
+  %359 = load i32, ptr %45, align 4
+  %360 = sext i32 %359 to i64
+  %361 = getelementptr inbounds [2 x <16 x i16>], ptr %358, i64 0, i64 %360
+  store <16 x i16> %355, ptr %361, align 32
+  br label %362
 
-364:
-  br label %365
+362:
+  br label %363
 
-365:
-  %366 = load i32, ptr %45, align 4
-  %367 = add nsw i32 %366, 1
-  store i32 %367, ptr %45, align 4
-  br label %298, !llvm.loop !53
+363:
+  %364 = load i32, ptr %45, align 4
+  %365 = add nsw i32 %364, 1
+  store i32 %365, ptr %45, align 4
+  br label %296, !llvm.loop !53
 
-368:
-  br label %369
+366:
+  br label %367
 
-369:
-  %370 = load i32, ptr %42, align 4
-  %371 = add nsw i32 %370, 1
-  store i32 %371, ptr %42, align 4
-  br label %278, !llvm.loop !54
+367:
+  %368 = load i32, ptr %42, align 4
+  %369 = add nsw i32 %368, 1
+  store i32 %369, ptr %42, align 4
+  br label %276, !llvm.loop !54
 
-372:
-  br label %373
+370:
+  br label %371
 
-373:
-  %374 = load i32, ptr %41, align 4
-  %375 = add nsw i32 %374, 1
-  store i32 %375, ptr %41, align 4
-  br label %273, !llvm.loop !55
+371:
+  %372 = load i32, ptr %41, align 4
+  %373 = add nsw i32 %372, 1
+  store i32 %373, ptr %41, align 4
+  br label %271, !llvm.loop !55
 
-376:
-  br label %377
+374:
+  br label %375
 
-377:
-  %378 = load i32, ptr %36, align 4
-  %379 = add nsw i32 %378, 1
-  store i32 %379, ptr %36, align 4
-  br label %217, !llvm.loop !56
+375:
+  %376 = load i32, ptr %36, align 4
+  %377 = add nsw i32 %376, 1
+  store i32 %377, ptr %36, align 4
+  br label %215, !llvm.loop !56
 
-380:
-  %381 = load i32, ptr %10, align 4
-  %382 = icmp eq i32 %381, 4
-  br i1 %382, label %383, label %417
+378:
+  %379 = load i32, ptr %10, align 4
+  %380 = icmp eq i32 %379, 4
+  br i1 %380, label %381, label %415
 
-383:
+381:
   store i32 0, ptr %50, align 4
-  br label %384
+  br label %382
 
-384:
-  %385 = load i32, ptr %50, align 4
-  %386 = load i32, ptr %11, align 4
-  %387 = icmp slt i32 %385, %386
-  br i1 %387, label %388, label %416
+382:
+  %383 = load i32, ptr %50, align 4
+  %384 = load i32, ptr %11, align 4
+  %385 = icmp slt i32 %383, %384
+  br i1 %385, label %386, label %414
 
-388:
+386:
   store i32 0, ptr %51, align 4
-  br label %389
+  br label %387
 
-389:
-  %390 = load i32, ptr %51, align 4
-  %391 = icmp slt i32 %390, 2
-  br i1 %391, label %392, label %412
+387:
+  %388 = load i32, ptr %51, align 4
+  %389 = icmp slt i32 %388, 2
+  br i1 %389, label %390, label %410
 
-392:
-  %393 = load i32, ptr %50, align 4
-  %394 = sext i32 %393 to i64
-  %395 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %394
-  %396 = load i32, ptr %51, align 4
-  %397 = sext i32 %396 to i64
-  %398 = getelementptr inbounds [2 x <16 x i16>], ptr %395, i64 0, i64 %397
-  %399 = load <16 x i16>, ptr %398, align 32
-  %400 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %399, <16 x i16> noundef splat (i16 1)) #13
-  %401 = load i32, ptr %50, align 4
-  %402 = sext i32 %401 to i64
-  %403 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %402
-  %404 = load i32, ptr %51, align 4
-  %405 = sext i32 %404 to i64
-  %406 = getelementptr inbounds [2 x <8 x i32>], ptr %403, i64 0, i64 %405
-  %407 = load <8 x i32>, ptr %406, align 32
-  %408 = add <8 x i32> %407, %400
-  store <8 x i32> %408, ptr %406, align 32
-  br label %409
+390:
+  %391 = load i32, ptr %50, align 4
+  %392 = sext i32 %391 to i64
+  %393 = getelementptr inbounds [4 x [2 x <16 x i16>]], ptr %35, i64 0, i64 %392
+  %394 = load i32, ptr %51, align 4
+  %395 = sext i32 %394 to i64
+  %396 = getelementptr inbounds [2 x <16 x i16>], ptr %393, i64 0, i64 %395
+  %397 = load <16 x i16>, ptr %396, align 32
+  %398 = call <8 x i32> @multiply_pairs(<16 x i16> noundef %397, <16 x i16> noundef splat (i16 1)) #13
+  %399 = load i32, ptr %50, align 4
+  %400 = sext i32 %399 to i64
+  %401 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %400
+  %402 = load i32, ptr %51, align 4
+  %403 = sext i32 %402 to i64
+  %404 = getelementptr inbounds [2 x <8 x i32>], ptr %401, i64 0, i64 %403
+  %405 = load <8 x i32>, ptr %404, align 32
+  %406 = add <8 x i32> %405, %398
+  store <8 x i32> %406, ptr %404, align 32
+  br label %407
 
-409:
-  %410 = load i32, ptr %51, align 4
-  %411 = add nsw i32 %410, 1
-  store i32 %411, ptr %51, align 4
-  br label %389, !llvm.loop !57
+407:
+  %408 = load i32, ptr %51, align 4
+  %409 = add nsw i32 %408, 1
+  store i32 %409, ptr %51, align 4
+  br label %387, !llvm.loop !57
 
-412:
-  br label %413
+410:
+  br label %411
 
-413:
-  %414 = load i32, ptr %50, align 4
-  %415 = add nsw i32 %414, 1
-  store i32 %415, ptr %50, align 4
-  br label %384, !llvm.loop !58
+411:
+  %412 = load i32, ptr %50, align 4
+  %413 = add nsw i32 %412, 1
+  store i32 %413, ptr %50, align 4
+  br label %382, !llvm.loop !58
+
+414:
+  br label %415
+
+415:
+  br label %416
 
 416:
-  br label %417
+  %417 = load i64, ptr %34, align 8
+  %418 = add nsw i64 %417, 4
+  store i64 %418, ptr %34, align 8
+  br label %207, !llvm.loop !59
 
-417:
-  br label %418
-
-418:
-  %419 = load i64, ptr %34, align 8
-  %420 = add nsw i64 %419, 4
-  store i64 %420, ptr %34, align 8
-  br label %209, !llvm.loop !59
-
-421:
+419:
   store i32 0, ptr %52, align 4
-  br label %422
+  br label %420
 
-422:
-  %423 = load i32, ptr %52, align 4
-  %424 = icmp slt i32 %423, 2
-  br i1 %424, label %425, label %517
+420:
+  %421 = load i32, ptr %52, align 4
+  %422 = icmp slt i32 %421, 2
+  br i1 %422, label %423, label %511
 
-425:
-  %426 = load i64, ptr %30, align 8
-  %427 = load i64, ptr %17, align 8
-  %428 = mul nsw i64 %426, %427
-  %429 = load i32, ptr %52, align 4
-  %430 = mul nsw i32 %429, 8
-  %431 = sext i32 %430 to i64
-  %432 = add nsw i64 %428, %431
-  store i64 %432, ptr %53, align 8
-  %433 = load ptr, ptr %20, align 8
-  %434 = load i64, ptr %53, align 8
-  %435 = getelementptr inbounds half, ptr %433, i64 %434
-  %436 = load <8 x half>, ptr %435, align 1
-  store <8 x half> %436, ptr %54, align 16
-  %437 = load <8 x half>, ptr %54, align 16
-  %438 = fpext <8 x half> %437 to <8 x float>
+423:
+  %424 = load i64, ptr %30, align 8
+  %425 = load i64, ptr %17, align 8
+  %426 = mul nsw i64 %424, %425
+  %427 = load i32, ptr %52, align 4
+  %428 = mul nsw i32 %427, 8
+  %429 = sext i32 %428 to i64
+  %430 = add nsw i64 %426, %429
+  store i64 %430, ptr %53, align 8
+  %431 = load ptr, ptr %20, align 8
+  %432 = load i64, ptr %53, align 8
+  %433 = getelementptr inbounds half, ptr %431, i64 %432
+  %434 = call <8 x float> @read_wide_halves(ptr noundef %433) #13
+  store <8 x float> %434, ptr %54, align 32
+  %435 = load ptr, ptr %21, align 8
+  %436 = load i64, ptr %53, align 8
+  %437 = getelementptr inbounds half, ptr %435, i64 %436
+  %438 = call <8 x float> @read_wide_halves(ptr noundef %437) #13
   store <8 x float> %438, ptr %55, align 32
-  %439 = load ptr, ptr %21, align 8
-  %440 = load i64, ptr %53, align 8
-  %441 = getelementptr inbounds i8, ptr %439, i64 %440
-  %442 = load <8 x i8>, ptr %441, align 1
-  store <8 x i8> %442, ptr %56, align 8
-  %443 = load <8 x i8>, ptr %56, align 8
-  %444 = sitofp <8 x i8> %443 to <8 x float>
-  store <8 x float> %444, ptr %57, align 32
-  %445 = load i32, ptr %10, align 4
-  %446 = icmp eq i32 %445, 8
-  br i1 %446, label %447, label %451
+  %439 = load i32, ptr %10, align 4
+  %440 = icmp eq i32 %439, 8
+  br i1 %440, label %441, label %445
 
-447:
-  br i1 false, label %448, label %451
+441:
+  br i1 false, label %442, label %445
 
-448:
-  %449 = load <8 x float>, ptr %57, align 32
-  %450 = fadd <8 x float> %449, splat (float 1.280000e+02)
-  store <8 x float> %450, ptr %57, align 32
-  br label %451
+442:
+  %443 = load <8 x float>, ptr %55, align 32
+  %444 = fadd <8 x float> %443, splat (float 1.280000e+02)
+  store <8 x float> %444, ptr %55, align 32
+  br label %445
 
-451:
-  store i32 0, ptr %58, align 4
-  br label %452
+445:
+  store i32 0, ptr %56, align 4
+  br label %446
 
-452:
-  %453 = load i32, ptr %58, align 4
-  %454 = load i32, ptr %11, align 4
-  %455 = icmp slt i32 %453, %454
-  br i1 %455, label %456, label %513
+446:
+  %447 = load i32, ptr %56, align 4
+  %448 = load i32, ptr %11, align 4
+  %449 = icmp slt i32 %447, %448
+  br i1 %449, label %450, label %507
 
-456:
-  %457 = load ptr, ptr %23, align 8
-  %458 = load i32, ptr %58, align 4
-  %459 = sext i32 %458 to i64
-  %460 = load i64, ptr %14, align 8
-  %461 = mul nsw i64 %459, %460
-  %462 = load i64, ptr %30, align 8
-  %463 = add nsw i64 %461, %462
-  %464 = getelementptr inbounds float, ptr %457, i64 %463
-  %465 = load float, ptr %464, align 4
-  %466 = insertelement <8 x float> poison, float %465, i64 0
-  %467 = shufflevector <8 x float> %466, <8 x float> poison, <8 x i32> zeroinitializer
-  store <8 x float> %467, ptr %59, align 32
-  %468 = load ptr, ptr %24, align 8
-  %469 = load i32, ptr %58, align 4
-  %470 = sext i32 %469 to i64
-  %471 = load i64, ptr %14, align 8
-  %472 = mul nsw i64 %470, %471
-  %473 = load i64, ptr %30, align 8
-  %474 = add nsw i64 %472, %473
-  %475 = getelementptr inbounds float, ptr %468, i64 %474
-  %476 = load float, ptr %475, align 4
-  %477 = insertelement <8 x float> poison, float %476, i64 0
-  %478 = shufflevector <8 x float> %477, <8 x float> poison, <8 x i32> zeroinitializer
-  store <8 x float> %478, ptr %60, align 32
-  %479 = load i32, ptr %58, align 4
-  %480 = sext i32 %479 to i64
-  %481 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %480
-  %482 = load i32, ptr %52, align 4
-  %483 = sext i32 %482 to i64
-  %484 = getelementptr inbounds [2 x <8 x i32>], ptr %481, i64 0, i64 %483
-  %485 = load <8 x i32>, ptr %484, align 32
-  %486 = sitofp <8 x i32> %485 to <8 x float>
-  store <8 x float> %486, ptr %61, align 32
-  %487 = load <8 x float>, ptr %57, align 32
-  %488 = load <8 x float>, ptr %60, align 32
+450:
+  %451 = load ptr, ptr %23, align 8
+  %452 = load i32, ptr %56, align 4
+  %453 = sext i32 %452 to i64
+  %454 = load i64, ptr %14, align 8
+  %455 = mul nsw i64 %453, %454
+  %456 = load i64, ptr %30, align 8
+  %457 = add nsw i64 %455, %456
+  %458 = getelementptr inbounds float, ptr %451, i64 %457
+  %459 = load float, ptr %458, align 4
+  %460 = insertelement <8 x float> poison, float %459, i64 0
+  %461 = shufflevector <8 x float> %460, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %461, ptr %57, align 32
+  %462 = load ptr, ptr %24, align 8
+  %463 = load i32, ptr %56, align 4
+  %464 = sext i32 %463 to i64
+  %465 = load i64, ptr %14, align 8
+  %466 = mul nsw i64 %464, %465
+  %467 = load i64, ptr %30, align 8
+  %468 = add nsw i64 %466, %467
+  %469 = getelementptr inbounds float, ptr %462, i64 %468
+  %470 = load float, ptr %469, align 4
+  %471 = insertelement <8 x float> poison, float %470, i64 0
+  %472 = shufflevector <8 x float> %471, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %472, ptr %58, align 32
+  %473 = load i32, ptr %56, align 4
+  %474 = sext i32 %473 to i64
+  %475 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %474
+  %476 = load i32, ptr %52, align 4
+  %477 = sext i32 %476 to i64
+  %478 = getelementptr inbounds [2 x <8 x i32>], ptr %475, i64 0, i64 %477
+  %479 = load <8 x i32>, ptr %478, align 32
+  %480 = sitofp <8 x i32> %479 to <8 x float>
+  store <8 x float> %480, ptr %59, align 32
+  %481 = load <8 x float>, ptr %55, align 32
+  %482 = fneg <8 x float> %481
+  %483 = load <8 x float>, ptr %58, align 32
+  %484 = load <8 x float>, ptr %59, align 32
+  %485 = call <8 x float> @llvm.fma.v8f32(<8 x float> %482, <8 x float> %483, <8 x float> %484)
+  store <8 x float> %485, ptr %59, align 32
+  %486 = load <8 x float>, ptr %59, align 32
+  %487 = load <8 x float>, ptr %54, align 32
+  %488 = load <8 x float>, ptr %57, align 32
   %489 = fmul <8 x float> %487, %488
-  %490 = load <8 x float>, ptr %61, align 32
-  %491 = fsub <8 x float> %490, %489
-  store <8 x float> %491, ptr %61, align 32
-  %492 = load <8 x float>, ptr %61, align 32
-  %493 = load <8 x float>, ptr %55, align 32
-  %494 = load <8 x float>, ptr %59, align 32
-  %495 = fmul <8 x float> %493, %494
-  %496 = load i32, ptr %58, align 4
-  %497 = sext i32 %496 to i64
-  %498 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %497
-  %499 = load i32, ptr %52, align 4
-  %500 = sext i32 %499 to i64
-  %501 = getelementptr inbounds [2 x <8 x float>], ptr %498, i64 0, i64 %500
-  %502 = load <8 x float>, ptr %501, align 32
-  %503 = call <8 x float> @llvm.fma.v8f32(<8 x float> %492, <8 x float> %495, <8 x float> %502)
-  %504 = load i32, ptr %58, align 4
-  %505 = sext i32 %504 to i64
-  %506 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %505
-  %507 = load i32, ptr %52, align 4
-  %508 = sext i32 %507 to i64
-  %509 = getelementptr inbounds [2 x <8 x float>], ptr %506, i64 0, i64 %508
-  store <8 x float> %503, ptr %509, align 32
-  br label %510
+  %490 = load i32, ptr %56, align 4
+  %491 = sext i32 %490 to i64
+  %492 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %491
+  %493 = load i32, ptr %52, align 4
+  %494 = sext i32 %493 to i64
+  %495 = getelementptr inbounds [2 x <8 x float>], ptr %492, i64 0, i64 %494
+  %496 = load <8 x float>, ptr %495, align 32
+  %497 = call <8 x float> @llvm.fma.v8f32(<8 x float> %486, <8 x float> %489, <8 x float> %496)
+  %498 = load i32, ptr %56, align 4
+  %499 = sext i32 %498 to i64
+  %500 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %499
+  %501 = load i32, ptr %52, align 4
+  %502 = sext i32 %501 to i64
+  %503 = getelementptr inbounds [2 x <8 x float>], ptr %500, i64 0, i64 %502
+  store <8 x float> %497, ptr %503, align 32
+  br label %504
 
-510:
-  %511 = load i32, ptr %58, align 4
-  %512 = add nsw i32 %511, 1
-  store i32 %512, ptr %58, align 4
-  br label %452, !llvm.loop !60
+504:
+  %505 = load i32, ptr %56, align 4
+  %506 = add nsw i32 %505, 1
+  store i32 %506, ptr %56, align 4
+  br label %446, !llvm.loop !60
 
-513:
-  br label %514
+507:
+  br label %508
 
-514:
-  %515 = load i32, ptr %52, align 4
-  %516 = add nsw i32 %515, 1
-  store i32 %516, ptr %52, align 4
-  br label %422, !llvm.loop !61
+508:
+  %509 = load i32, ptr %52, align 4
+  %510 = add nsw i32 %509, 1
+  store i32 %510, ptr %52, align 4
+  br label %420, !llvm.loop !61
 
-517:
-  br label %518
+511:
+  br label %512
 
-518:
-  %519 = load i64, ptr %30, align 8
-  %520 = add nsw i64 %519, 1
-  store i64 %520, ptr %30, align 8
-  br label %178, !llvm.loop !62
+512:
+  %513 = load i64, ptr %30, align 8
+  %514 = add nsw i64 %513, 1
+  store i64 %514, ptr %30, align 8
+  br label %176, !llvm.loop !62
+
+515:
+  store i32 0, ptr %60, align 4
+  br label %516
+
+516:
+  %517 = load i32, ptr %60, align 4
+  %518 = load i32, ptr %11, align 4
+  %519 = icmp slt i32 %517, %518
+  br i1 %519, label %520, label %549
+
+520:
+  store i32 0, ptr %61, align 4
+  br label %521
 
 521:
-  store i32 0, ptr %62, align 4
-  br label %522
+  %522 = load i32, ptr %61, align 4
+  %523 = icmp slt i32 %522, 2
+  br i1 %523, label %524, label %545
 
-522:
-  %523 = load i32, ptr %62, align 4
-  %524 = load i32, ptr %11, align 4
-  %525 = icmp slt i32 %523, %524
-  br i1 %525, label %526, label %555
-
-526:
-  store i32 0, ptr %63, align 4
-  br label %527
-
-527:
-  %528 = load i32, ptr %63, align 4
-  %529 = icmp slt i32 %528, 2
-  br i1 %529, label %530, label %551
-
-530:
-  %531 = load i32, ptr %62, align 4
-  %532 = sext i32 %531 to i64
-  %533 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %532
-  %534 = load i32, ptr %63, align 4
-  %535 = sext i32 %534 to i64
-  %536 = getelementptr inbounds [2 x <8 x float>], ptr %533, i64 0, i64 %535
-  %537 = load <8 x float>, ptr %536, align 32
-  %538 = load ptr, ptr %25, align 8
-  %539 = load i32, ptr %62, align 4
+524:
+  %525 = load i32, ptr %60, align 4
+  %526 = sext i32 %525 to i64
+  %527 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %526
+  %528 = load i32, ptr %61, align 4
+  %529 = sext i32 %528 to i64
+  %530 = getelementptr inbounds [2 x <8 x float>], ptr %527, i64 0, i64 %529
+  %531 = load <8 x float>, ptr %530, align 32
+  %532 = load ptr, ptr %25, align 8
+  %533 = load i32, ptr %60, align 4
+  %534 = sext i32 %533 to i64
+  %535 = load i64, ptr %16, align 8
+  %536 = mul nsw i64 %534, %535
+  %537 = getelementptr inbounds float, ptr %532, i64 %536
+  %538 = load i32, ptr %61, align 4
+  %539 = mul nsw i32 %538, 8
   %540 = sext i32 %539 to i64
-  %541 = load i64, ptr %16, align 8
-  %542 = mul nsw i64 %540, %541
-  %543 = getelementptr inbounds float, ptr %538, i64 %542
-  %544 = load i32, ptr %63, align 4
-  %545 = mul nsw i32 %544, 8
-  %546 = sext i32 %545 to i64
-  %547 = getelementptr inbounds float, ptr %543, i64 %546
-  store <8 x float> %537, ptr %547, align 1
-  br label %548
+  %541 = getelementptr inbounds float, ptr %537, i64 %540
+  store <8 x float> %531, ptr %541, align 1
+  br label %542
 
-548:
-  %549 = load i32, ptr %63, align 4
-  %550 = add nsw i32 %549, 1
-  store i32 %550, ptr %63, align 4
-  br label %527, !llvm.loop !63
+542:
+  %543 = load i32, ptr %61, align 4
+  %544 = add nsw i32 %543, 1
+  store i32 %544, ptr %61, align 4
+  br label %521, !llvm.loop !63
 
-551:
-  br label %552
+545:
+  br label %546
 
-552:
-  %553 = load i32, ptr %62, align 4
-  %554 = add nsw i32 %553, 1
-  store i32 %554, ptr %62, align 4
-  br label %522, !llvm.loop !64
+546:
+  %547 = load i32, ptr %60, align 4
+  %548 = add nsw i32 %547, 1
+  store i32 %548, ptr %60, align 4
+  br label %516, !llvm.loop !64
 
-555:
+549:
   ret void
 }
 
@@ -3762,6 +3754,15 @@ define internal <16 x i16> @add_shorts(<16 x i16> noundef %0, <16 x i16> noundef
   store <16 x i16> %7, ptr %3, align 32
   %8 = load <16 x i16>, ptr %3, align 32
   ret <16 x i16> %8
+}
+
+define internal <8 x float> @read_wide_halves(ptr noundef %0) #3 {
+  %2 = alloca ptr, align 8
+  store ptr %0, ptr %2, align 8
+  %3 = load ptr, ptr %2, align 8
+  %4 = load <8 x half>, ptr %3, align 1
+  %5 = fpext <8 x half> %4 to <8 x float>
+  ret <8 x float> %5
 }
 
 declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>) #6
@@ -6194,8 +6195,8 @@ attributes #14 = { nounwind memory(none) }
 !62 = distinct !{!62, !4}
 !63 = distinct !{!63, !4, !22}
 !64 = distinct !{!64, !4, !22}
-!65 = !{i64 9864}
-!66 = !{i64 10004}
+!65 = !{i64 9848}
+!66 = !{i64 9988}
 !67 = distinct !{!67, !4}
 !68 = distinct !{!68, !4}
 !69 = distinct !{!69, !4}

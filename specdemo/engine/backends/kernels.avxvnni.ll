@@ -2857,639 +2857,631 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %45 = alloca <32 x i8>, align 32
   %46 = alloca i32, align 4
   %47 = alloca i64, align 8
-  %48 = alloca <8 x half>, align 16
+  %48 = alloca <8 x float>, align 32
   %49 = alloca <8 x float>, align 32
-  %50 = alloca <8 x i8>, align 8
+  %50 = alloca i32, align 4
   %51 = alloca <8 x float>, align 32
-  %52 = alloca i32, align 4
+  %52 = alloca <8 x float>, align 32
   %53 = alloca <8 x float>, align 32
-  %54 = alloca <8 x float>, align 32
-  %55 = alloca <8 x float>, align 32
-  %56 = alloca i32, align 4
-  %57 = alloca i32, align 4
+  %54 = alloca i32, align 4
+  %55 = alloca i32, align 4
   store ptr %0, ptr %7, align 8
   store i64 %1, ptr %8, align 8
   store i64 %2, ptr %9, align 8
   store i32 %3, ptr %10, align 4
   store i32 %4, ptr %11, align 4
   store i32 %5, ptr %12, align 4
-  %58 = load ptr, ptr %7, align 8
-  %59 = getelementptr inbounds nuw %struct.anon, ptr %58, i32 0, i32 0
-  %60 = load ptr, ptr %59, align 8
-  store ptr %60, ptr %13, align 8
-  %61 = load ptr, ptr %13, align 8
-  %62 = getelementptr inbounds nuw %struct.matrix, ptr %61, i32 0, i32 4
-  %63 = load i64, ptr %62, align 8
-  store i64 %63, ptr %14, align 8
-  %64 = load ptr, ptr %13, align 8
-  %65 = getelementptr inbounds nuw %struct.matrix, ptr %64, i32 0, i32 5
-  %66 = load i64, ptr %65, align 8
-  store i64 %66, ptr %15, align 8
-  %67 = load ptr, ptr %13, align 8
-  %68 = getelementptr inbounds nuw %struct.matrix, ptr %67, i32 0, i32 8
-  %69 = load i64, ptr %68, align 8
-  store i64 %69, ptr %16, align 8
-  %70 = load ptr, ptr %13, align 8
-  %71 = getelementptr inbounds nuw %struct.matrix, ptr %70, i32 0, i32 6
-  %72 = load i64, ptr %71, align 8
-  store i64 %72, ptr %17, align 8
-  %73 = load ptr, ptr %13, align 8
-  %74 = getelementptr inbounds nuw %struct.matrix, ptr %73, i32 0, i32 3
-  %75 = load i64, ptr %74, align 8
-  %76 = load i32, ptr %10, align 4
-  %77 = call i64 @activation_bytes(i32 noundef %76) #13
-  %78 = mul nsw i64 %75, %77
-  store i64 %78, ptr %18, align 8
-  %79 = load ptr, ptr %13, align 8
-  %80 = getelementptr inbounds nuw %struct.matrix, ptr %79, i32 0, i32 0
-  %81 = load ptr, ptr %80, align 8
-  %82 = load i64, ptr %8, align 8
-  %83 = load i64, ptr %14, align 8
+  %56 = load ptr, ptr %7, align 8
+  %57 = getelementptr inbounds nuw %struct.anon, ptr %56, i32 0, i32 0
+  %58 = load ptr, ptr %57, align 8
+  store ptr %58, ptr %13, align 8
+  %59 = load ptr, ptr %13, align 8
+  %60 = getelementptr inbounds nuw %struct.matrix, ptr %59, i32 0, i32 4
+  %61 = load i64, ptr %60, align 8
+  store i64 %61, ptr %14, align 8
+  %62 = load ptr, ptr %13, align 8
+  %63 = getelementptr inbounds nuw %struct.matrix, ptr %62, i32 0, i32 5
+  %64 = load i64, ptr %63, align 8
+  store i64 %64, ptr %15, align 8
+  %65 = load ptr, ptr %13, align 8
+  %66 = getelementptr inbounds nuw %struct.matrix, ptr %65, i32 0, i32 8
+  %67 = load i64, ptr %66, align 8
+  store i64 %67, ptr %16, align 8
+  %68 = load ptr, ptr %13, align 8
+  %69 = getelementptr inbounds nuw %struct.matrix, ptr %68, i32 0, i32 6
+  %70 = load i64, ptr %69, align 8
+  store i64 %70, ptr %17, align 8
+  %71 = load ptr, ptr %13, align 8
+  %72 = getelementptr inbounds nuw %struct.matrix, ptr %71, i32 0, i32 3
+  %73 = load i64, ptr %72, align 8
+  %74 = load i32, ptr %10, align 4
+  %75 = call i64 @activation_bytes(i32 noundef %74) #13
+  %76 = mul nsw i64 %73, %75
+  store i64 %76, ptr %18, align 8
+  %77 = load ptr, ptr %13, align 8
+  %78 = getelementptr inbounds nuw %struct.matrix, ptr %77, i32 0, i32 0
+  %79 = load ptr, ptr %78, align 8
+  %80 = load i64, ptr %8, align 8
+  %81 = load i64, ptr %14, align 8
+  %82 = mul nsw i64 %80, %81
+  %83 = load i64, ptr %15, align 8
   %84 = mul nsw i64 %82, %83
-  %85 = load i64, ptr %15, align 8
-  %86 = mul nsw i64 %84, %85
-  %87 = mul nsw i64 %86, 4
-  %88 = mul nsw i64 %87, 16
-  %89 = getelementptr inbounds i8, ptr %81, i64 %88
-  store ptr %89, ptr %19, align 8
-  %90 = load ptr, ptr %13, align 8
-  %91 = getelementptr inbounds nuw %struct.matrix, ptr %90, i32 0, i32 1
-  %92 = load ptr, ptr %91, align 8
-  %93 = load i64, ptr %8, align 8
-  %94 = load ptr, ptr %13, align 8
-  %95 = getelementptr inbounds nuw %struct.matrix, ptr %94, i32 0, i32 7
-  %96 = load i64, ptr %95, align 8
-  %97 = mul nsw i64 %93, %96
-  %98 = getelementptr inbounds half, ptr %92, i64 %97
-  store ptr %98, ptr %20, align 8
-  %99 = load ptr, ptr %13, align 8
-  %100 = getelementptr inbounds nuw %struct.matrix, ptr %99, i32 0, i32 2
-  %101 = load ptr, ptr %100, align 8
-  %102 = load i64, ptr %8, align 8
-  %103 = load ptr, ptr %13, align 8
-  %104 = getelementptr inbounds nuw %struct.matrix, ptr %103, i32 0, i32 7
-  %105 = load i64, ptr %104, align 8
-  %106 = mul nsw i64 %102, %105
-  %107 = getelementptr inbounds i8, ptr %101, i64 %106
-  store ptr %107, ptr %21, align 8
-  %108 = load ptr, ptr %7, align 8
-  %109 = getelementptr inbounds nuw %struct.anon, ptr %108, i32 0, i32 1
-  %110 = load ptr, ptr %109, align 8
-  %111 = load i64, ptr %9, align 8
-  %112 = load i64, ptr %18, align 8
-  %113 = mul nsw i64 %111, %112
-  %114 = getelementptr inbounds i8, ptr %110, i64 %113
-  store ptr %114, ptr %22, align 8
-  %115 = load ptr, ptr %7, align 8
-  %116 = getelementptr inbounds nuw %struct.anon, ptr %115, i32 0, i32 2
-  %117 = load ptr, ptr %116, align 8
-  %118 = load i64, ptr %9, align 8
-  %119 = load i64, ptr %14, align 8
-  %120 = mul nsw i64 %118, %119
-  %121 = getelementptr inbounds float, ptr %117, i64 %120
-  store ptr %121, ptr %23, align 8
-  %122 = load ptr, ptr %7, align 8
-  %123 = getelementptr inbounds nuw %struct.anon, ptr %122, i32 0, i32 3
-  %124 = load ptr, ptr %123, align 8
-  %125 = load i64, ptr %9, align 8
-  %126 = load i64, ptr %14, align 8
-  %127 = mul nsw i64 %125, %126
-  %128 = getelementptr inbounds float, ptr %124, i64 %127
-  store ptr %128, ptr %24, align 8
-  %129 = load ptr, ptr %7, align 8
-  %130 = getelementptr inbounds nuw %struct.anon, ptr %129, i32 0, i32 4
-  %131 = load ptr, ptr %130, align 8
-  %132 = load i64, ptr %9, align 8
-  %133 = load i64, ptr %16, align 8
-  %134 = mul nsw i64 %132, %133
-  %135 = getelementptr inbounds float, ptr %131, i64 %134
-  %136 = load i64, ptr %8, align 8
-  %137 = mul nsw i64 %136, 16
-  %138 = load i64, ptr %16, align 8
-  %139 = sub nsw i64 %138, 16
-  %140 = call i64 @smaller(i64 noundef %137, i64 noundef %139) #13
-  %141 = getelementptr inbounds float, ptr %135, i64 %140
-  store ptr %141, ptr %25, align 8
-  %142 = load i32, ptr %10, align 4
-  %143 = icmp eq i32 %142, 8
-  br i1 %143, label %144, label %145
+  %85 = mul nsw i64 %84, 4
+  %86 = mul nsw i64 %85, 16
+  %87 = getelementptr inbounds i8, ptr %79, i64 %86
+  store ptr %87, ptr %19, align 8
+  %88 = load ptr, ptr %13, align 8
+  %89 = getelementptr inbounds nuw %struct.matrix, ptr %88, i32 0, i32 1
+  %90 = load ptr, ptr %89, align 8
+  %91 = load i64, ptr %8, align 8
+  %92 = load ptr, ptr %13, align 8
+  %93 = getelementptr inbounds nuw %struct.matrix, ptr %92, i32 0, i32 7
+  %94 = load i64, ptr %93, align 8
+  %95 = mul nsw i64 %91, %94
+  %96 = getelementptr inbounds half, ptr %90, i64 %95
+  store ptr %96, ptr %20, align 8
+  %97 = load ptr, ptr %13, align 8
+  %98 = getelementptr inbounds nuw %struct.matrix, ptr %97, i32 0, i32 2
+  %99 = load ptr, ptr %98, align 8
+  %100 = load i64, ptr %8, align 8
+  %101 = load ptr, ptr %13, align 8
+  %102 = getelementptr inbounds nuw %struct.matrix, ptr %101, i32 0, i32 7
+  %103 = load i64, ptr %102, align 8
+  %104 = mul nsw i64 %100, %103
+  %105 = getelementptr inbounds half, ptr %99, i64 %104
+  store ptr %105, ptr %21, align 8
+  %106 = load ptr, ptr %7, align 8
+  %107 = getelementptr inbounds nuw %struct.anon, ptr %106, i32 0, i32 1
+  %108 = load ptr, ptr %107, align 8
+  %109 = load i64, ptr %9, align 8
+  %110 = load i64, ptr %18, align 8
+  %111 = mul nsw i64 %109, %110
+  %112 = getelementptr inbounds i8, ptr %108, i64 %111
+  store ptr %112, ptr %22, align 8
+  %113 = load ptr, ptr %7, align 8
+  %114 = getelementptr inbounds nuw %struct.anon, ptr %113, i32 0, i32 2
+  %115 = load ptr, ptr %114, align 8
+  %116 = load i64, ptr %9, align 8
+  %117 = load i64, ptr %14, align 8
+  %118 = mul nsw i64 %116, %117
+  %119 = getelementptr inbounds float, ptr %115, i64 %118
+  store ptr %119, ptr %23, align 8
+  %120 = load ptr, ptr %7, align 8
+  %121 = getelementptr inbounds nuw %struct.anon, ptr %120, i32 0, i32 3
+  %122 = load ptr, ptr %121, align 8
+  %123 = load i64, ptr %9, align 8
+  %124 = load i64, ptr %14, align 8
+  %125 = mul nsw i64 %123, %124
+  %126 = getelementptr inbounds float, ptr %122, i64 %125
+  store ptr %126, ptr %24, align 8
+  %127 = load ptr, ptr %7, align 8
+  %128 = getelementptr inbounds nuw %struct.anon, ptr %127, i32 0, i32 4
+  %129 = load ptr, ptr %128, align 8
+  %130 = load i64, ptr %9, align 8
+  %131 = load i64, ptr %16, align 8
+  %132 = mul nsw i64 %130, %131
+  %133 = getelementptr inbounds float, ptr %129, i64 %132
+  %134 = load i64, ptr %8, align 8
+  %135 = mul nsw i64 %134, 16
+  %136 = load i64, ptr %16, align 8
+  %137 = sub nsw i64 %136, 16
+  %138 = call i64 @smaller(i64 noundef %135, i64 noundef %137) #13
+  %139 = getelementptr inbounds float, ptr %133, i64 %138
+  store ptr %139, ptr %25, align 8
+  %140 = load i32, ptr %10, align 4
+  %141 = icmp eq i32 %140, 8
+  br i1 %141, label %142, label %143
 
-144:
-  br label %145
+142:
+  br label %143
 
-145:
-  %146 = phi i1 [ false, %6 ], [ true, %144 ]
-  %147 = zext i1 %146 to i64
-  %148 = select i1 %146, i32 1, i32 2
-  store i32 %148, ptr %26, align 4
+143:
+  %144 = phi i1 [ false, %6 ], [ true, %142 ]
+  %145 = zext i1 %144 to i64
+  %146 = select i1 %144, i32 1, i32 2
+  store i32 %146, ptr %26, align 4
   store i32 0, ptr %28, align 4
-  br label %149
+  br label %147
 
-149:
-  %150 = load i32, ptr %28, align 4
-  %151 = load i32, ptr %11, align 4
-  %152 = icmp slt i32 %150, %151
-  br i1 %152, label %153, label %171
+147:
+  %148 = load i32, ptr %28, align 4
+  %149 = load i32, ptr %11, align 4
+  %150 = icmp slt i32 %148, %149
+  br i1 %150, label %151, label %169
 
-153:
+151:
   store i32 0, ptr %29, align 4
-  br label %154
+  br label %152
 
-154:
-  %155 = load i32, ptr %29, align 4
-  %156 = icmp slt i32 %155, 2
-  br i1 %156, label %157, label %167
+152:
+  %153 = load i32, ptr %29, align 4
+  %154 = icmp slt i32 %153, 2
+  br i1 %154, label %155, label %165
 
-157:
-  %158 = load i32, ptr %28, align 4
-  %159 = sext i32 %158 to i64
-  %160 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %159
-  %161 = load i32, ptr %29, align 4
-  %162 = sext i32 %161 to i64
-  %163 = getelementptr inbounds [2 x <8 x float>], ptr %160, i64 0, i64 %162
-  store <8 x float> zeroinitializer, ptr %163, align 32
-  br label %164
+155:
+  %156 = load i32, ptr %28, align 4
+  %157 = sext i32 %156 to i64
+  %158 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %157
+  %159 = load i32, ptr %29, align 4
+  %160 = sext i32 %159 to i64
+  %161 = getelementptr inbounds [2 x <8 x float>], ptr %158, i64 0, i64 %160
+  store <8 x float> zeroinitializer, ptr %161, align 32
+  br label %162
 
-164:
-  %165 = load i32, ptr %29, align 4
-  %166 = add nsw i32 %165, 1
-  store i32 %166, ptr %29, align 4
-  br label %154, !llvm.loop !48
+162:
+  %163 = load i32, ptr %29, align 4
+  %164 = add nsw i32 %163, 1
+  store i32 %164, ptr %29, align 4
+  br label %152, !llvm.loop !48
 
-167:
-  br label %168
+165:
+  br label %166
 
-168:
-  %169 = load i32, ptr %28, align 4
-  %170 = add nsw i32 %169, 1
-  store i32 %170, ptr %28, align 4
-  br label %149, !llvm.loop !49
+166:
+  %167 = load i32, ptr %28, align 4
+  %168 = add nsw i32 %167, 1
+  store i32 %168, ptr %28, align 4
+  br label %147, !llvm.loop !49
 
-171:
+169:
   store i64 0, ptr %30, align 8
-  br label %172
+  br label %170
 
-172:
-  %173 = load i64, ptr %30, align 8
-  %174 = load i64, ptr %14, align 8
-  %175 = icmp slt i64 %173, %174
-  br i1 %175, label %176, label %437
+170:
+  %171 = load i64, ptr %30, align 8
+  %172 = load i64, ptr %14, align 8
+  %173 = icmp slt i64 %171, %172
+  br i1 %173, label %174, label %431
 
-176:
+174:
   store i32 0, ptr %32, align 4
-  br label %177
+  br label %175
 
-177:
-  %178 = load i32, ptr %32, align 4
-  %179 = load i32, ptr %11, align 4
-  %180 = icmp slt i32 %178, %179
-  br i1 %180, label %181, label %199
+175:
+  %176 = load i32, ptr %32, align 4
+  %177 = load i32, ptr %11, align 4
+  %178 = icmp slt i32 %176, %177
+  br i1 %178, label %179, label %197
 
-181:
+179:
   store i32 0, ptr %33, align 4
-  br label %182
+  br label %180
 
-182:
-  %183 = load i32, ptr %33, align 4
-  %184 = icmp slt i32 %183, 2
-  br i1 %184, label %185, label %195
+180:
+  %181 = load i32, ptr %33, align 4
+  %182 = icmp slt i32 %181, 2
+  br i1 %182, label %183, label %193
 
-185:
-  %186 = load i32, ptr %32, align 4
-  %187 = sext i32 %186 to i64
-  %188 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %187
-  %189 = load i32, ptr %33, align 4
-  %190 = sext i32 %189 to i64
-  %191 = getelementptr inbounds [2 x <8 x i32>], ptr %188, i64 0, i64 %190
-  store <8 x i32> zeroinitializer, ptr %191, align 32
-  br label %192
+183:
+  %184 = load i32, ptr %32, align 4
+  %185 = sext i32 %184 to i64
+  %186 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %185
+  %187 = load i32, ptr %33, align 4
+  %188 = sext i32 %187 to i64
+  %189 = getelementptr inbounds [2 x <8 x i32>], ptr %186, i64 0, i64 %188
+  store <8 x i32> zeroinitializer, ptr %189, align 32
+  br label %190
 
-192:
-  %193 = load i32, ptr %33, align 4
-  %194 = add nsw i32 %193, 1
-  store i32 %194, ptr %33, align 4
-  br label %182, !llvm.loop !50
+190:
+  %191 = load i32, ptr %33, align 4
+  %192 = add nsw i32 %191, 1
+  store i32 %192, ptr %33, align 4
+  br label %180, !llvm.loop !50
 
-195:
-  br label %196
+193:
+  br label %194
 
-196:
-  %197 = load i32, ptr %32, align 4
-  %198 = add nsw i32 %197, 1
-  store i32 %198, ptr %32, align 4
-  br label %177, !llvm.loop !51
+194:
+  %195 = load i32, ptr %32, align 4
+  %196 = add nsw i32 %195, 1
+  store i32 %196, ptr %32, align 4
+  br label %175, !llvm.loop !51
 
-199:
-  %200 = load i64, ptr %30, align 8
-  %201 = load i64, ptr %15, align 8
-  %202 = mul nsw i64 %200, %201
-  store i64 %202, ptr %34, align 8
-  br label %203
+197:
+  %198 = load i64, ptr %30, align 8
+  %199 = load i64, ptr %15, align 8
+  %200 = mul nsw i64 %198, %199
+  store i64 %200, ptr %34, align 8
+  br label %201
 
-203:
-  %204 = load i64, ptr %34, align 8
-  %205 = load i64, ptr %30, align 8
-  %206 = add nsw i64 %205, 1
-  %207 = load i64, ptr %15, align 8
-  %208 = mul nsw i64 %206, %207
-  %209 = icmp slt i64 %204, %208
-  br i1 %209, label %210, label %338
+201:
+  %202 = load i64, ptr %34, align 8
+  %203 = load i64, ptr %30, align 8
+  %204 = add nsw i64 %203, 1
+  %205 = load i64, ptr %15, align 8
+  %206 = mul nsw i64 %204, %205
+  %207 = icmp slt i64 %202, %206
+  br i1 %207, label %208, label %336
 
-210:
+208:
   store i32 0, ptr %35, align 4
-  br label %211
+  br label %209
 
-211:
-  %212 = load i32, ptr %35, align 4
-  %213 = icmp slt i32 %212, 4
-  br i1 %213, label %214, label %334
+209:
+  %210 = load i32, ptr %35, align 4
+  %211 = icmp slt i32 %210, 4
+  br i1 %211, label %212, label %332
 
-214:
-  %215 = load ptr, ptr %19, align 8
-  %216 = load i64, ptr %34, align 8
-  %217 = load i32, ptr %35, align 4
-  %218 = sext i32 %217 to i64
-  %219 = add nsw i64 %216, %218
-  %220 = mul nsw i64 %219, 4
-  %221 = mul nsw i64 %220, 16
-  %222 = getelementptr inbounds i8, ptr %215, i64 %221
-  store ptr %222, ptr %36, align 8
-  %223 = load ptr, ptr %22, align 8
-  %224 = load i64, ptr %34, align 8
-  %225 = load i32, ptr %35, align 4
-  %226 = sext i32 %225 to i64
-  %227 = add nsw i64 %224, %226
-  %228 = mul nsw i64 %227, 4
-  %229 = load i32, ptr %26, align 4
-  %230 = sext i32 %229 to i64
-  %231 = mul nsw i64 %228, %230
-  %232 = getelementptr inbounds i8, ptr %223, i64 %231
-  store ptr %232, ptr %37, align 8
+212:
+  %213 = load ptr, ptr %19, align 8
+  %214 = load i64, ptr %34, align 8
+  %215 = load i32, ptr %35, align 4
+  %216 = sext i32 %215 to i64
+  %217 = add nsw i64 %214, %216
+  %218 = mul nsw i64 %217, 4
+  %219 = mul nsw i64 %218, 16
+  %220 = getelementptr inbounds i8, ptr %213, i64 %219
+  store ptr %220, ptr %36, align 8
+  %221 = load ptr, ptr %22, align 8
+  %222 = load i64, ptr %34, align 8
+  %223 = load i32, ptr %35, align 4
+  %224 = sext i32 %223 to i64
+  %225 = add nsw i64 %222, %224
+  %226 = mul nsw i64 %225, 4
+  %227 = load i32, ptr %26, align 4
+  %228 = sext i32 %227 to i64
+  %229 = mul nsw i64 %226, %228
+  %230 = getelementptr inbounds i8, ptr %221, i64 %229
+  store ptr %230, ptr %37, align 8
   store i32 0, ptr %39, align 4
-  br label %233
+  br label %231
 
-233:
-  %234 = load i32, ptr %39, align 4
-  %235 = icmp slt i32 %234, 2
-  br i1 %235, label %236, label %250
+231:
+  %232 = load i32, ptr %39, align 4
+  %233 = icmp slt i32 %232, 2
+  br i1 %233, label %234, label %248
 
-236:
-  %237 = load ptr, ptr %36, align 8
-  %238 = load i32, ptr %39, align 4
-  %239 = mul nsw i32 %238, 4
-  %240 = mul nsw i32 %239, 8
-  %241 = sext i32 %240 to i64
-  %242 = getelementptr inbounds i8, ptr %237, i64 %241
-  %243 = load <32 x i8>, ptr %242, align 1
-  %244 = load i32, ptr %39, align 4
-  %245 = sext i32 %244 to i64
-  %246 = getelementptr inbounds [2 x <32 x i8>], ptr %38, i64 0, i64 %245
-  store <32 x i8> %243, ptr %246, align 32
-  br label %247
+234:
+  %235 = load ptr, ptr %36, align 8
+  %236 = load i32, ptr %39, align 4
+  %237 = mul nsw i32 %236, 4
+  %238 = mul nsw i32 %237, 8
+  %239 = sext i32 %238 to i64
+  %240 = getelementptr inbounds i8, ptr %235, i64 %239
+  %241 = load <32 x i8>, ptr %240, align 1
+  %242 = load i32, ptr %39, align 4
+  %243 = sext i32 %242 to i64
+  %244 = getelementptr inbounds [2 x <32 x i8>], ptr %38, i64 0, i64 %243
+  store <32 x i8> %241, ptr %244, align 32
+  br label %245
 
-247:
-  %248 = load i32, ptr %39, align 4
-  %249 = add nsw i32 %248, 1
-  store i32 %249, ptr %39, align 4
-  br label %233, !llvm.loop !52
+245:
+  %246 = load i32, ptr %39, align 4
+  %247 = add nsw i32 %246, 1
+  store i32 %247, ptr %39, align 4
+  br label %231, !llvm.loop !52
 
-250:
-  %251 = load i32, ptr %12, align 4
-  %252 = icmp eq i32 %251, 4096
-  br i1 %252, label %253, label %258
+248:
+  %249 = load i32, ptr %12, align 4
+  %250 = icmp eq i32 %249, 4096
+  br i1 %250, label %251, label %256
 
-253:
-  %254 = load ptr, ptr %36, align 8
-  %255 = load i32, ptr %12, align 4
-  %256 = sext i32 %255 to i64
-  %257 = getelementptr inbounds i8, ptr %254, i64 %256
-  call void @llvm.prefetch.p0(ptr %257, i32 0, i32 0, i32 1)
-  br label %258
+251:
+  %252 = load ptr, ptr %36, align 8
+  %253 = load i32, ptr %12, align 4
+  %254 = sext i32 %253 to i64
+  %255 = getelementptr inbounds i8, ptr %252, i64 %254
+  call void @llvm.prefetch.p0(ptr %255, i32 0, i32 0, i32 1)
+  br label %256
 
-258:
-  %259 = load i32, ptr %12, align 4
-  %260 = icmp eq i32 %259, 8192
-  br i1 %260, label %261, label %266
+256:
+  %257 = load i32, ptr %12, align 4
+  %258 = icmp eq i32 %257, 8192
+  br i1 %258, label %259, label %264
 
-261:
-  %262 = load ptr, ptr %36, align 8
-  %263 = load i32, ptr %12, align 4
-  %264 = sext i32 %263 to i64
-  %265 = getelementptr inbounds i8, ptr %262, i64 %264
-  call void @llvm.prefetch.p0(ptr %265, i32 0, i32 2, i32 1)
-  br label %266
+259:
+  %260 = load ptr, ptr %36, align 8
+  %261 = load i32, ptr %12, align 4
+  %262 = sext i32 %261 to i64
+  %263 = getelementptr inbounds i8, ptr %260, i64 %262
+  call void @llvm.prefetch.p0(ptr %263, i32 0, i32 2, i32 1)
+  br label %264
 
-266:
+264:
   store i32 0, ptr %40, align 4
-  br label %267
+  br label %265
 
-267:
-  %268 = load i32, ptr %40, align 4
-  %269 = load i32, ptr %26, align 4
-  %270 = icmp slt i32 %268, %269
-  br i1 %270, label %271, label %330
+265:
+  %266 = load i32, ptr %40, align 4
+  %267 = load i32, ptr %26, align 4
+  %268 = icmp slt i32 %266, %267
+  br i1 %268, label %269, label %328
 
-271:
+269:
   store i32 0, ptr %41, align 4
-  br label %272
+  br label %270
 
-272:
-  %273 = load i32, ptr %41, align 4
-  %274 = load i32, ptr %11, align 4
-  %275 = icmp slt i32 %273, %274
-  br i1 %275, label %276, label %326
+270:
+  %271 = load i32, ptr %41, align 4
+  %272 = load i32, ptr %11, align 4
+  %273 = icmp slt i32 %271, %272
+  br i1 %273, label %274, label %324
 
-276:
-  %277 = load ptr, ptr %37, align 8
-  %278 = load i32, ptr %41, align 4
-  %279 = sext i32 %278 to i64
-  %280 = load i64, ptr %18, align 8
-  %281 = mul nsw i64 %279, %280
-  %282 = getelementptr inbounds i8, ptr %277, i64 %281
-  %283 = load i32, ptr %40, align 4
-  %284 = mul nsw i32 4, %283
-  %285 = sext i32 %284 to i64
-  %286 = getelementptr inbounds i8, ptr %282, i64 %285
-  store ptr %286, ptr %42, align 8
-  %287 = load ptr, ptr %42, align 8
-  %288 = load i32, ptr %287, align 1
-  %289 = insertelement <8 x i32> poison, i32 %288, i64 0
-  %290 = shufflevector <8 x i32> %289, <8 x i32> poison, <8 x i32> zeroinitializer
-  %291 = bitcast <8 x i32> %290 to <32 x i8>
-  store <32 x i8> %291, ptr %43, align 32
+274:
+  %275 = load ptr, ptr %37, align 8
+  %276 = load i32, ptr %41, align 4
+  %277 = sext i32 %276 to i64
+  %278 = load i64, ptr %18, align 8
+  %279 = mul nsw i64 %277, %278
+  %280 = getelementptr inbounds i8, ptr %275, i64 %279
+  %281 = load i32, ptr %40, align 4
+  %282 = mul nsw i32 4, %281
+  %283 = sext i32 %282 to i64
+  %284 = getelementptr inbounds i8, ptr %280, i64 %283
+  store ptr %284, ptr %42, align 8
+  %285 = load ptr, ptr %42, align 8
+  %286 = load i32, ptr %285, align 1
+  %287 = insertelement <8 x i32> poison, i32 %286, i64 0
+  %288 = shufflevector <8 x i32> %287, <8 x i32> poison, <8 x i32> zeroinitializer
+  %289 = bitcast <8 x i32> %288 to <32 x i8>
+  store <32 x i8> %289, ptr %43, align 32
   store i32 0, ptr %44, align 4
-  br label %292
+  br label %290
 
-292:
-  %293 = load i32, ptr %44, align 4
-  %294 = icmp slt i32 %293, 2
-  br i1 %294, label %295, label %322
+290:
+  %291 = load i32, ptr %44, align 4
+  %292 = icmp slt i32 %291, 2
+  br i1 %292, label %293, label %320
 
-295:
-  %296 = load i32, ptr %10, align 4
-  %297 = load i32, ptr %40, align 4
-  %298 = load i32, ptr %44, align 4
-  %299 = sext i32 %298 to i64
-  %300 = getelementptr inbounds [2 x <32 x i8>], ptr %38, i64 0, i64 %299
-  %301 = load <32 x i8>, ptr %300, align 32
-  %302 = call <32 x i8> @without_sign(i32 noundef %296, i32 noundef %297, <32 x i8> noundef %301) #13
-  store <32 x i8> %302, ptr %45, align 32
-  %303 = load i32, ptr %41, align 4
-  %304 = sext i32 %303 to i64
-  %305 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %304
-  %306 = load i32, ptr %44, align 4
-  %307 = sext i32 %306 to i64
-  %308 = getelementptr inbounds [2 x <8 x i32>], ptr %305, i64 0, i64 %307
-  %309 = load <8 x i32>, ptr %308, align 32
-  %310 = load <32 x i8>, ptr %45, align 32
-  %311 = load <32 x i8>, ptr %43, align 32
-  %312 = call <8 x i32> @add_fours(<8 x i32> noundef %309, <32 x i8> noundef %310, <32 x i8> noundef %311) #13
-  %313 = load i32, ptr %41, align 4
-  %314 = sext i32 %313 to i64
-  %315 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %314
-  %316 = load i32, ptr %44, align 4
-  %317 = sext i32 %316 to i64
-  %318 = getelementptr inbounds [2 x <8 x i32>], ptr %315, i64 0, i64 %317
-  store <8 x i32> %312, ptr %318, align 32
-  br label %319
+293:
+  %294 = load i32, ptr %10, align 4
+  %295 = load i32, ptr %40, align 4
+  %296 = load i32, ptr %44, align 4
+  %297 = sext i32 %296 to i64
+  %298 = getelementptr inbounds [2 x <32 x i8>], ptr %38, i64 0, i64 %297
+  %299 = load <32 x i8>, ptr %298, align 32
+  %300 = call <32 x i8> @without_sign(i32 noundef %294, i32 noundef %295, <32 x i8> noundef %299) #13
+  store <32 x i8> %300, ptr %45, align 32
+  %301 = load i32, ptr %41, align 4
+  %302 = sext i32 %301 to i64
+  %303 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %302
+  %304 = load i32, ptr %44, align 4
+  %305 = sext i32 %304 to i64
+  %306 = getelementptr inbounds [2 x <8 x i32>], ptr %303, i64 0, i64 %305
+  %307 = load <8 x i32>, ptr %306, align 32
+  %308 = load <32 x i8>, ptr %45, align 32
+  %309 = load <32 x i8>, ptr %43, align 32
+  %310 = call <8 x i32> @add_fours(<8 x i32> noundef %307, <32 x i8> noundef %308, <32 x i8> noundef %309) #13
+  %311 = load i32, ptr %41, align 4
+  %312 = sext i32 %311 to i64
+  %313 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %312
+  %314 = load i32, ptr %44, align 4
+  %315 = sext i32 %314 to i64
+  %316 = getelementptr inbounds [2 x <8 x i32>], ptr %313, i64 0, i64 %315
+  store <8 x i32> %310, ptr %316, align 32
+  br label %317
 
-319:
-  %320 = load i32, ptr %44, align 4
-  %321 = add nsw i32 %320, 1
-  store i32 %321, ptr %44, align 4
-  br label %292, !llvm.loop !53
+317:
+  %318 = load i32, ptr %44, align 4
+  %319 = add nsw i32 %318, 1
+  store i32 %319, ptr %44, align 4
+  br label %290, !llvm.loop !53
 
-322:
-  br label %323
+320:
+  br label %321
 
-323:
-  %324 = load i32, ptr %41, align 4
-  %325 = add nsw i32 %324, 1
-  store i32 %325, ptr %41, align 4
-  br label %272, !llvm.loop !54
+321:
+  %322 = load i32, ptr %41, align 4
+  %323 = add nsw i32 %322, 1
+  store i32 %323, ptr %41, align 4
+  br label %270, !llvm.loop !54
 
-326:
-  br label %327
+324:
+  br label %325
 
-327:
-  %328 = load i32, ptr %40, align 4
-  %329 = add nsw i32 %328, 1
-  store i32 %329, ptr %40, align 4
-  br label %267, !llvm.loop !55
+325:
+  %326 = load i32, ptr %40, align 4
+  %327 = add nsw i32 %326, 1
+  store i32 %327, ptr %40, align 4
+  br label %265, !llvm.loop !55
 
-330:
-  br label %331
+328:
+  br label %329
 
-331:
-  %332 = load i32, ptr %35, align 4
-  %333 = add nsw i32 %332, 1
-  store i32 %333, ptr %35, align 4
-  br label %211, !llvm.loop !56
+329:
+  %330 = load i32, ptr %35, align 4
+  %331 = add nsw i32 %330, 1
+  store i32 %331, ptr %35, align 4
+  br label %209, !llvm.loop !56
 
-334:
-  br label %335
+332:
+  br label %333
 
-335:
-  %336 = load i64, ptr %34, align 8
-  %337 = add nsw i64 %336, 4
-  store i64 %337, ptr %34, align 8
-  br label %203, !llvm.loop !57
+333:
+  %334 = load i64, ptr %34, align 8
+  %335 = add nsw i64 %334, 4
+  store i64 %335, ptr %34, align 8
+  br label %201, !llvm.loop !57
 
-338:
+336:
   store i32 0, ptr %46, align 4
-  br label %339
+  br label %337
 
-339:
-  %340 = load i32, ptr %46, align 4
-  %341 = icmp slt i32 %340, 2
-  br i1 %341, label %342, label %433
+337:
+  %338 = load i32, ptr %46, align 4
+  %339 = icmp slt i32 %338, 2
+  br i1 %339, label %340, label %427
 
-342:
-  %343 = load i64, ptr %30, align 8
-  %344 = load i64, ptr %17, align 8
-  %345 = mul nsw i64 %343, %344
-  %346 = load i32, ptr %46, align 4
-  %347 = mul nsw i32 %346, 8
-  %348 = sext i32 %347 to i64
-  %349 = add nsw i64 %345, %348
-  store i64 %349, ptr %47, align 8
-  %350 = load ptr, ptr %20, align 8
-  %351 = load i64, ptr %47, align 8
-  %352 = getelementptr inbounds half, ptr %350, i64 %351
-  %353 = load <8 x half>, ptr %352, align 1
-  store <8 x half> %353, ptr %48, align 16
-  %354 = load <8 x half>, ptr %48, align 16
-  %355 = fpext <8 x half> %354 to <8 x float>
+340:
+  %341 = load i64, ptr %30, align 8
+  %342 = load i64, ptr %17, align 8
+  %343 = mul nsw i64 %341, %342
+  %344 = load i32, ptr %46, align 4
+  %345 = mul nsw i32 %344, 8
+  %346 = sext i32 %345 to i64
+  %347 = add nsw i64 %343, %346
+  store i64 %347, ptr %47, align 8
+  %348 = load ptr, ptr %20, align 8
+  %349 = load i64, ptr %47, align 8
+  %350 = getelementptr inbounds half, ptr %348, i64 %349
+  %351 = call <8 x float> @read_wide_halves(ptr noundef %350) #13
+  store <8 x float> %351, ptr %48, align 32
+  %352 = load ptr, ptr %21, align 8
+  %353 = load i64, ptr %47, align 8
+  %354 = getelementptr inbounds half, ptr %352, i64 %353
+  %355 = call <8 x float> @read_wide_halves(ptr noundef %354) #13
   store <8 x float> %355, ptr %49, align 32
-  %356 = load ptr, ptr %21, align 8
-  %357 = load i64, ptr %47, align 8
-  %358 = getelementptr inbounds i8, ptr %356, i64 %357
-  %359 = load <8 x i8>, ptr %358, align 1
-  store <8 x i8> %359, ptr %50, align 8
-  %360 = load <8 x i8>, ptr %50, align 8
-  %361 = sitofp <8 x i8> %360 to <8 x float>
-  store <8 x float> %361, ptr %51, align 32
-  %362 = load i32, ptr %10, align 4
-  %363 = icmp eq i32 %362, 8
-  br i1 %363, label %364, label %367
+  %356 = load i32, ptr %10, align 4
+  %357 = icmp eq i32 %356, 8
+  br i1 %357, label %358, label %361
 
-364:
-  %365 = load <8 x float>, ptr %51, align 32
-  %366 = fadd <8 x float> %365, splat (float 1.280000e+02)
-  store <8 x float> %366, ptr %51, align 32
-  br label %367
+358:
+  %359 = load <8 x float>, ptr %49, align 32
+  %360 = fadd <8 x float> %359, splat (float 1.280000e+02)
+  store <8 x float> %360, ptr %49, align 32
+  br label %361
 
-367:
-  store i32 0, ptr %52, align 4
-  br label %368
+361:
+  store i32 0, ptr %50, align 4
+  br label %362
 
-368:
-  %369 = load i32, ptr %52, align 4
-  %370 = load i32, ptr %11, align 4
-  %371 = icmp slt i32 %369, %370
-  br i1 %371, label %372, label %429
+362:
+  %363 = load i32, ptr %50, align 4
+  %364 = load i32, ptr %11, align 4
+  %365 = icmp slt i32 %363, %364
+  br i1 %365, label %366, label %423
 
-372:
-  %373 = load ptr, ptr %23, align 8
-  %374 = load i32, ptr %52, align 4
-  %375 = sext i32 %374 to i64
-  %376 = load i64, ptr %14, align 8
-  %377 = mul nsw i64 %375, %376
-  %378 = load i64, ptr %30, align 8
-  %379 = add nsw i64 %377, %378
-  %380 = getelementptr inbounds float, ptr %373, i64 %379
-  %381 = load float, ptr %380, align 4
-  %382 = insertelement <8 x float> poison, float %381, i64 0
-  %383 = shufflevector <8 x float> %382, <8 x float> poison, <8 x i32> zeroinitializer
-  store <8 x float> %383, ptr %53, align 32
-  %384 = load ptr, ptr %24, align 8
-  %385 = load i32, ptr %52, align 4
-  %386 = sext i32 %385 to i64
-  %387 = load i64, ptr %14, align 8
-  %388 = mul nsw i64 %386, %387
-  %389 = load i64, ptr %30, align 8
-  %390 = add nsw i64 %388, %389
-  %391 = getelementptr inbounds float, ptr %384, i64 %390
-  %392 = load float, ptr %391, align 4
-  %393 = insertelement <8 x float> poison, float %392, i64 0
-  %394 = shufflevector <8 x float> %393, <8 x float> poison, <8 x i32> zeroinitializer
-  store <8 x float> %394, ptr %54, align 32
-  %395 = load i32, ptr %52, align 4
-  %396 = sext i32 %395 to i64
-  %397 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %396
-  %398 = load i32, ptr %46, align 4
-  %399 = sext i32 %398 to i64
-  %400 = getelementptr inbounds [2 x <8 x i32>], ptr %397, i64 0, i64 %399
-  %401 = load <8 x i32>, ptr %400, align 32
-  %402 = sitofp <8 x i32> %401 to <8 x float>
-  store <8 x float> %402, ptr %55, align 32
-  %403 = load <8 x float>, ptr %51, align 32
-  %404 = load <8 x float>, ptr %54, align 32
+366:
+  %367 = load ptr, ptr %23, align 8
+  %368 = load i32, ptr %50, align 4
+  %369 = sext i32 %368 to i64
+  %370 = load i64, ptr %14, align 8
+  %371 = mul nsw i64 %369, %370
+  %372 = load i64, ptr %30, align 8
+  %373 = add nsw i64 %371, %372
+  %374 = getelementptr inbounds float, ptr %367, i64 %373
+  %375 = load float, ptr %374, align 4
+  %376 = insertelement <8 x float> poison, float %375, i64 0
+  %377 = shufflevector <8 x float> %376, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %377, ptr %51, align 32
+  %378 = load ptr, ptr %24, align 8
+  %379 = load i32, ptr %50, align 4
+  %380 = sext i32 %379 to i64
+  %381 = load i64, ptr %14, align 8
+  %382 = mul nsw i64 %380, %381
+  %383 = load i64, ptr %30, align 8
+  %384 = add nsw i64 %382, %383
+  %385 = getelementptr inbounds float, ptr %378, i64 %384
+  %386 = load float, ptr %385, align 4
+  %387 = insertelement <8 x float> poison, float %386, i64 0
+  %388 = shufflevector <8 x float> %387, <8 x float> poison, <8 x i32> zeroinitializer
+  store <8 x float> %388, ptr %52, align 32
+  %389 = load i32, ptr %50, align 4
+  %390 = sext i32 %389 to i64
+  %391 = getelementptr inbounds [4 x [2 x <8 x i32>]], ptr %31, i64 0, i64 %390
+  %392 = load i32, ptr %46, align 4
+  %393 = sext i32 %392 to i64
+  %394 = getelementptr inbounds [2 x <8 x i32>], ptr %391, i64 0, i64 %393
+  %395 = load <8 x i32>, ptr %394, align 32
+  %396 = sitofp <8 x i32> %395 to <8 x float>
+  store <8 x float> %396, ptr %53, align 32
+  %397 = load <8 x float>, ptr %49, align 32
+  %398 = fneg <8 x float> %397
+  %399 = load <8 x float>, ptr %52, align 32
+  %400 = load <8 x float>, ptr %53, align 32
+  %401 = call <8 x float> @llvm.fma.v8f32(<8 x float> %398, <8 x float> %399, <8 x float> %400)
+  store <8 x float> %401, ptr %53, align 32
+  %402 = load <8 x float>, ptr %53, align 32
+  %403 = load <8 x float>, ptr %48, align 32
+  %404 = load <8 x float>, ptr %51, align 32
   %405 = fmul <8 x float> %403, %404
-  %406 = load <8 x float>, ptr %55, align 32
-  %407 = fsub <8 x float> %406, %405
-  store <8 x float> %407, ptr %55, align 32
-  %408 = load <8 x float>, ptr %55, align 32
-  %409 = load <8 x float>, ptr %49, align 32
-  %410 = load <8 x float>, ptr %53, align 32
-  %411 = fmul <8 x float> %409, %410
-  %412 = load i32, ptr %52, align 4
-  %413 = sext i32 %412 to i64
-  %414 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %413
-  %415 = load i32, ptr %46, align 4
-  %416 = sext i32 %415 to i64
-  %417 = getelementptr inbounds [2 x <8 x float>], ptr %414, i64 0, i64 %416
-  %418 = load <8 x float>, ptr %417, align 32
-  %419 = call <8 x float> @llvm.fma.v8f32(<8 x float> %408, <8 x float> %411, <8 x float> %418)
-  %420 = load i32, ptr %52, align 4
-  %421 = sext i32 %420 to i64
-  %422 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %421
-  %423 = load i32, ptr %46, align 4
-  %424 = sext i32 %423 to i64
-  %425 = getelementptr inbounds [2 x <8 x float>], ptr %422, i64 0, i64 %424
-  store <8 x float> %419, ptr %425, align 32
-  br label %426
+  %406 = load i32, ptr %50, align 4
+  %407 = sext i32 %406 to i64
+  %408 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %407
+  %409 = load i32, ptr %46, align 4
+  %410 = sext i32 %409 to i64
+  %411 = getelementptr inbounds [2 x <8 x float>], ptr %408, i64 0, i64 %410
+  %412 = load <8 x float>, ptr %411, align 32
+  %413 = call <8 x float> @llvm.fma.v8f32(<8 x float> %402, <8 x float> %405, <8 x float> %412)
+  %414 = load i32, ptr %50, align 4
+  %415 = sext i32 %414 to i64
+  %416 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %415
+  %417 = load i32, ptr %46, align 4
+  %418 = sext i32 %417 to i64
+  %419 = getelementptr inbounds [2 x <8 x float>], ptr %416, i64 0, i64 %418
+  store <8 x float> %413, ptr %419, align 32
+  br label %420
 
-426:
-  %427 = load i32, ptr %52, align 4
-  %428 = add nsw i32 %427, 1
-  store i32 %428, ptr %52, align 4
-  br label %368, !llvm.loop !58
+420:
+  %421 = load i32, ptr %50, align 4
+  %422 = add nsw i32 %421, 1
+  store i32 %422, ptr %50, align 4
+  br label %362, !llvm.loop !58
 
-429:
-  br label %430
+423:
+  br label %424
 
-430:
-  %431 = load i32, ptr %46, align 4
-  %432 = add nsw i32 %431, 1
-  store i32 %432, ptr %46, align 4
-  br label %339, !llvm.loop !59
+424:
+  %425 = load i32, ptr %46, align 4
+  %426 = add nsw i32 %425, 1
+  store i32 %426, ptr %46, align 4
+  br label %337, !llvm.loop !59
 
-433:
-  br label %434
+427:
+  br label %428
 
-434:
-  %435 = load i64, ptr %30, align 8
-  %436 = add nsw i64 %435, 1
-  store i64 %436, ptr %30, align 8
-  br label %172, !llvm.loop !60
+428:
+  %429 = load i64, ptr %30, align 8
+  %430 = add nsw i64 %429, 1
+  store i64 %430, ptr %30, align 8
+  br label %170, !llvm.loop !60
+
+431:
+  store i32 0, ptr %54, align 4
+  br label %432
+
+432:
+  %433 = load i32, ptr %54, align 4
+  %434 = load i32, ptr %11, align 4
+  %435 = icmp slt i32 %433, %434
+  br i1 %435, label %436, label %465
+
+436:
+  store i32 0, ptr %55, align 4
+  br label %437
 
 437:
-  store i32 0, ptr %56, align 4
-  br label %438
+  %438 = load i32, ptr %55, align 4
+  %439 = icmp slt i32 %438, 2
+  br i1 %439, label %440, label %461
 
-438:
-  %439 = load i32, ptr %56, align 4
-  %440 = load i32, ptr %11, align 4
-  %441 = icmp slt i32 %439, %440
-  br i1 %441, label %442, label %471
-
-442:
-  store i32 0, ptr %57, align 4
-  br label %443
-
-443:
-  %444 = load i32, ptr %57, align 4
-  %445 = icmp slt i32 %444, 2
-  br i1 %445, label %446, label %467
-
-446:
-  %447 = load i32, ptr %56, align 4
-  %448 = sext i32 %447 to i64
-  %449 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %448
-  %450 = load i32, ptr %57, align 4
-  %451 = sext i32 %450 to i64
-  %452 = getelementptr inbounds [2 x <8 x float>], ptr %449, i64 0, i64 %451
-  %453 = load <8 x float>, ptr %452, align 32
-  %454 = load ptr, ptr %25, align 8
-  %455 = load i32, ptr %56, align 4
+440:
+  %441 = load i32, ptr %54, align 4
+  %442 = sext i32 %441 to i64
+  %443 = getelementptr inbounds [4 x [2 x <8 x float>]], ptr %27, i64 0, i64 %442
+  %444 = load i32, ptr %55, align 4
+  %445 = sext i32 %444 to i64
+  %446 = getelementptr inbounds [2 x <8 x float>], ptr %443, i64 0, i64 %445
+  %447 = load <8 x float>, ptr %446, align 32
+  %448 = load ptr, ptr %25, align 8
+  %449 = load i32, ptr %54, align 4
+  %450 = sext i32 %449 to i64
+  %451 = load i64, ptr %16, align 8
+  %452 = mul nsw i64 %450, %451
+  %453 = getelementptr inbounds float, ptr %448, i64 %452
+  %454 = load i32, ptr %55, align 4
+  %455 = mul nsw i32 %454, 8
   %456 = sext i32 %455 to i64
-  %457 = load i64, ptr %16, align 8
-  %458 = mul nsw i64 %456, %457
-  %459 = getelementptr inbounds float, ptr %454, i64 %458
-  %460 = load i32, ptr %57, align 4
-  %461 = mul nsw i32 %460, 8
-  %462 = sext i32 %461 to i64
-  %463 = getelementptr inbounds float, ptr %459, i64 %462
-  store <8 x float> %453, ptr %463, align 1
-  br label %464
+  %457 = getelementptr inbounds float, ptr %453, i64 %456
+  store <8 x float> %447, ptr %457, align 1
+  br label %458
 
-464:
-  %465 = load i32, ptr %57, align 4
-  %466 = add nsw i32 %465, 1
-  store i32 %466, ptr %57, align 4
-  br label %443, !llvm.loop !61
+458:
+  %459 = load i32, ptr %55, align 4
+  %460 = add nsw i32 %459, 1
+  store i32 %460, ptr %55, align 4
+  br label %437, !llvm.loop !61
 
-467:
-  br label %468
+461:
+  br label %462
 
-468:
-  %469 = load i32, ptr %56, align 4
-  %470 = add nsw i32 %469, 1
-  store i32 %470, ptr %56, align 4
-  br label %438, !llvm.loop !62
+462:
+  %463 = load i32, ptr %54, align 4
+  %464 = add nsw i32 %463, 1
+  store i32 %464, ptr %54, align 4
+  br label %432, !llvm.loop !62
 
-471:
+465:
   ret void
 }
 
@@ -3572,6 +3564,15 @@ define internal <8 x i32> @add_fours(<8 x i32> noundef %0, <32 x i8> noundef %1,
   %13 = call <4 x i64> @_mm256_dpbusd_avx_epi32(<4 x i64> noundef %8, <4 x i64> noundef %10, <4 x i64> noundef %12) #13
   %14 = bitcast <4 x i64> %13 to <8 x i32>
   ret <8 x i32> %14
+}
+
+define internal <8 x float> @read_wide_halves(ptr noundef %0) #3 {
+  %2 = alloca ptr, align 8
+  store ptr %0, ptr %2, align 8
+  %3 = load ptr, ptr %2, align 8
+  %4 = load <8 x half>, ptr %3, align 1
+  %5 = fpext <8 x half> %4 to <8 x float>
+  ret <8 x float> %5
 }
 
 declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>) #6

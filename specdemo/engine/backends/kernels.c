@@ -93,8 +93,7 @@ enum operation {
  * s * TILE + o, of 32 bits, those of output o at step s: 4 columns of 8 bits or 8 columns of 4. */
 struct matrix {
     const int8_t *words;
-    const half *scales;
-    const int8_t *zeros;
+    const half *scales, *zeros;
     int64_t columns, groups, steps; /* steps of a group, which shares a scale */
     int64_t group_stride, tile_stride; /* of scales and zeros */
     int64_t outputs;
@@ -192,12 +191,15 @@ typedef half wide_halves __attribute__((ext_vector_type(WIDTH)));
 typedef int32_t wide_ints __attribute__((ext_vector_type(WIDTH)));
 typedef int16_t wide_shorts __attribute__((ext_vector_type(2 * WIDTH)));
 typedef int8_t wide_bytes __attribute__((ext_vector_type(4 * WIDTH)));
-typedef int8_t quarter_bytes __attribute__((ext_vector_type(WIDTH)));
 typedef wide_floats wide_floats_anywhere __attribute__((aligned(1)));
 typedef wide_halves wide_halves_anywhere __attribute__((aligned(1)));
 typedef wide_bytes wide_bytes_anywhere __attribute__((aligned(1)));
-typedef quarter_bytes quarter_bytes_anywhere __attribute__((aligned(1)));
 typedef int32_t int_anywhere __attribute__((aligned(1)));
+
+INLINE wide_floats read_wide_halves(const half *from)
+{
+    return __builtin_convertvector(*(const wide_halves_anywhere *)from, wide_floats);
+}
 
 /* Bytes of an activation. With AVX2, weights and activations of 8 bits are multiplied in 16: four
  * products of 8 bits do not fit there, and two take more instructions. */
@@ -274,7 +276,7 @@ INLINE void multiply_tile(
     const int64_t x_bytes = matrix->columns * activation_bytes(bits);
     const int8_t *words = matrix->words + tile * groups * steps * 4 * TILE;
     const half *scales = matrix->scales + tile * matrix->tile_stride;
-    const int8_t *zeros = matrix->zeros + tile * matrix->tile_stride;
+    const half *zeros = matrix->zeros + tile * matrix->tile_stride;
     const int8_t *x = job->matmul.x + first_row * x_bytes;
     const float *x_scales = job->matmul.x_scales + first_row * groups;
     const float *x_sums = job->matmul.x_sums + first_row * groups;
@@ -338,17 +340,15 @@ INLINE void multiply_tile(
         }
         UNROLLED for (int v = 0; v < VECTORS; v++) {
             const int64_t place = group * group_stride + v * WIDTH;
-            wide_halves stored = *(const wide_halves_anywhere *)(scales + place);
-            wide_floats scale = __builtin_convertvector(stored, wide_floats);
-            quarter_bytes middle = *(const quarter_bytes_anywhere *)(zeros + place);
-            wide_floats zero = __builtin_convertvector(middle, wide_floats);
+            wide_floats scale = read_wide_halves(scales + place);
+            wide_floats zero = read_wide_halves(zeros + place);
             if (bits == 8 && FOURS)
                 zero += 128.0f; /* as in `without_sign` */
             UNROLLED for (int row = 0; row < rows; row++) {
                 wide_floats x_scale = x_scales[row * groups + group];
                 wide_floats x_sum = x_sums[row * groups + group];
                 wide_floats integers = __builtin_convertvector(sums[row][v], wide_floats);
-                integers -= zero * x_sum; /* exact: both are integers below 2^24 */
+                integers = __builtin_elementwise_fma(-zero, x_sum, integers);
                 totals[row][v] =
                     __builtin_elementwise_fma(integers, scale * x_scale, totals[row][v]);
             }

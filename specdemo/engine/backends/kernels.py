@@ -286,24 +286,24 @@ def _weights(node: ov.Node) -> Weights | None:
     (bits, flipped, moved), rows = form, groups[0]
     raw = raw_bytes(stored.get_tensor_view())
     scales = scale.get_tensor_view().data.reshape(rows, -1)
-    zeros = np.zeros(1, np.int16) if zero is None else _integers(zero)
+    zeros = np.zeros(1, np.float32) if zero is None else _numbers(zero)
     if zeros is None or raw.size * 8 % (rows * bits):
         return None
     if zero is not None and zeros.size > 1 and list(zero.get_output_shape(0)) != per_group:
         return None
     zeros = zeros + moved
-    if zeros.min() < -128 or zeros.max() > 127:
+    halves = zeros.astype(np.float16)
+    if not np.array_equal(halves, zeros) or not np.isfinite(halves).all():
         return None
-    zeros = np.broadcast_to(zeros.reshape(rows, -1) if zeros.size > 1 else zeros, scales.shape)
-    return Weights(raw.reshape(rows, -1), bits, scales, zeros.astype(np.int8), flipped)
+    halves = np.broadcast_to(halves.reshape(rows, -1) if halves.size > 1 else halves, scales.shape)
+    return Weights(raw.reshape(rows, -1), bits, scales, halves, flipped)
 
 
-def _integers(constant: ov.Node) -> np.ndarray | None:
-    """The values of a constant of 4 or 8 bits, int16; None for others."""
+def _numbers(constant: ov.Node) -> np.ndarray | None:
+    """The values of a constant of 4, 8 or 16 bits, float32; None for others."""
     kind, raw = constant.get_element_type(), raw_bytes(constant.get_tensor_view())
     if kind == ov.Type.u4:
         halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)
-        return halves[: int(np.prod(constant.get_output_shape(0)))].astype(np.int16)
-    if kind in (ov.Type.u8, ov.Type.i8):
-        return raw.view(np.int8 if kind == ov.Type.i8 else np.uint8).astype(np.int16)
-    return None
+        return halves[: int(np.prod(constant.get_output_shape(0)))].astype(np.float32)
+    types = {ov.Type.u8: np.uint8, ov.Type.i8: np.int8, ov.Type.f16: np.float16}
+    return raw.view(types[kind]).astype(np.float32) if kind in types else None

@@ -20,7 +20,7 @@ BITS = (4, 8)
 class Weights:
     """Compressed weights: `stored`, bytes [outputs, columns * bits / 8], are int8, or two of 0 to
     15 a byte, the first in the low half, once the bits `flipped` are turned. Each stands for
-    (stored - zero) * scale; `scales` (float16) and `zeros` (int8) are [outputs, groups]."""
+    (stored - zero) * scale; `scales` and `zeros`, float16, are [outputs, groups]."""
 
     stored: np.ndarray
     bits: int
@@ -95,5 +95,5 @@ def _rows(weights: Weights) -> int:
 
 def _size(weights: Weights) -> int:
     """Bytes of whole lines that hold the tiles of weights, scales and zeros."""
-    row = weights.stored.shape[1] + 3 * weights.scales.shape[1]
+    row = weights.stored.shape[1] + 4 * weights.scales.shape[1]
     return -(-_rows(weights) * int(row) // LINE_BYTES) * LINE_BYTES
