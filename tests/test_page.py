@@ -568,13 +568,13 @@ def axe_finds_nothing(tab: Tab) -> None:
         assert [(one["id"], one["nodes"][0]["html"][:300]) for one in found] == [], name
 
 
-FIRST_SCREEN = """() => ['.sd-pane .sd-text', '.sd-verdict', '.sd-clock']
+FIRST_SCREEN = """() => ['.sd-pane .sd-text', '.sd-verdict', '.sd-panes .sd-clock']
   .flatMap(name => [...document.querySelectorAll(name)])
   .every((node) => { const { top, bottom } = node.getBoundingClientRect();
     return top >= 0 && bottom <= innerHeight; })"""
 FLAGS = """() => {
   const { live, baseline } = window.specdemo.race, ended = [!live || baseline.tokens > 0, !live];
-  return [...document.querySelectorAll('.sd-pane')].every((pane, number) =>
+  return [...document.querySelectorAll('.sd-panes .sd-pane')].every((pane, number) =>
     pane.hasAttribute('data-ended') === ended[number]); }"""
 
 
@@ -633,7 +633,7 @@ def test_forced_colours_keep_the_chart_the_bars_the_chosen_tab_and_the_outline_o
     looks = tab.page.evaluate("""() => {
       const style = (name) => getComputedStyle(document.querySelector(name));
       return [style('.sd-chart .main-svg').backgroundColor === style('.sd-chart .js-line').stroke,
-        style('.sd-bar').backgroundColor === style('.sd-track').backgroundColor,
+        style('.sd-panes .sd-bar').backgroundColor === style('.sd-track').backgroundColor,
         style('#sd-run').borderTopWidth,
         style('[role="tab"][aria-selected="true"]').borderBottomWidth];
     }""")
@@ -749,8 +749,9 @@ SHOWN = """() => ({
   tone: document.querySelector('.sd-verdict').dataset.tone,
   sentence: document.querySelector('.sd-sentence').textContent,
   notes: document.querySelector('.sd-notes').textContent,
-  clocks: [...document.querySelectorAll('.sd-clock')].map(node => node.textContent),
-  bars: [...document.querySelectorAll('.sd-bar')].map(node => node.getBoundingClientRect().width),
+  clocks: [...document.querySelectorAll('.sd-panes .sd-clock')].map(node => node.textContent),
+  bars: [...document.querySelectorAll('.sd-panes .sd-bar')]
+    .map(node => node.getBoundingClientRect().width),
   dots: document.querySelectorAll('.sd-dot:not(.sd-hollow)').length,
 })"""
 
@@ -1034,7 +1035,7 @@ def test_a_race_plays_for_fifteen_seconds_or_at_the_speed_that_is_chosen(browser
         page.clock.run_for(400)
         page.keyboard.press(" ")
         assert page.evaluate(shown) == pytest.approx(0.4 * seconds, abs=0.031 * seconds)
-        clocks = page.locator(".sd-clock").all_inner_texts()
+        clocks = page.locator(".sd-panes .sd-clock").all_inner_texts()
         assert clocks == [f"{min(0.4, page.evaluate(shown)):.2f} s"] * 2
         query = page.evaluate("window.specdemo.link()").split("?")[1]
         assert urlencode({"speed": speed}) in query
