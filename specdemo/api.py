@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack, overload
 from pydantic import BaseModel, Field, ValidationError
 
 from specdemo.errors import BadInput
-from specdemo.host.terminal import progress_bar
-from specdemo.host.threads import merged
+from specdemo.machine.terminal import progress_bar
+from specdemo.machine.threads import merged
 from specdemo.options import Whole, parse, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair

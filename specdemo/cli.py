@@ -14,7 +14,7 @@ import click
 from specdemo import __version__
 from specdemo.commands.shared import CONTEXT, option_name
 from specdemo.errors import BadInput, SpecdemoError, naming
-from specdemo.host.terminal import printable
+from specdemo.machine.terminal import printable
 
 FAILURE, INTERRUPTED = 1, 130
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
@@ -104,7 +104,7 @@ def main(
 
 
 def _sentence(error: Exception) -> str:
-    from specdemo.host.hardware import shortage  # imports psutil
+    from specdemo.machine.hardware import shortage  # imports psutil
 
     if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
         return f"the output cannot be written: {error.strerror}"

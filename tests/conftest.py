@@ -27,7 +27,7 @@ from tiny_models import EXPORTED, ir_folder
 from toy_session import ToySession, toy_clock
 
 from specdemo.engine import cost_measurement, engine
-from specdemo.host import disk
+from specdemo.machine import disk
 from specdemo.pairs import hub
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, PairInfo, chosen_pair

@@ -14,8 +14,8 @@ from toy_session import ToySession
 
 from specdemo.commands import page
 from specdemo.errors import ModelError
-from specdemo.host import hardware
-from specdemo.host.terminal import Progress
+from specdemo.machine import hardware
+from specdemo.machine.terminal import Progress
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.hub import Snapshot
 from specdemo.pairs.registry import ModelChoice, PairInfo

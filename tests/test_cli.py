@@ -26,8 +26,8 @@ from specdemo.commands import run, shared
 from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.host import hardware, terminal
-from specdemo.host.terminal import Progress
+from specdemo.machine import hardware, terminal
+from specdemo.machine.terminal import Progress
 from specdemo.pairs import registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.saved_run import from_json

@@ -43,7 +43,7 @@ from specdemo.engine.backends import kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.messages import ModelSettings, Round, Run
 from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
-from specdemo.host.terminal import silent
+from specdemo.machine.terminal import silent
 from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
 from specdemo.text.templates import Message, chat_template

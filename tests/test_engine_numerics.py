@@ -385,7 +385,7 @@ def test_the_kernels_and_python_have_the_same_numbers_and_operations():
 @pytest.fixture
 def code():
     pytest.importorskip("llvmlite")
-    return kernels.shared()
+    return kernels.compiled()
 
 
 def matrix_of(rng, kind: str, outputs: int, columns: int, groups: int = 1):
@@ -459,7 +459,7 @@ def test_products_are_those_of_numpy_whatever_the_rows_threads_and_instructions(
     first = None
     for code, threads in product(codes, (1, 2, 8)):
         code.start(threads)
-        monkeypatch.setattr(kernels, "shared", lambda code=code: code)
+        monkeypatch.setattr(kernels, "compiled", lambda code=code: code)
         for rows in ROWS:
             made, beside, again = (y[:, 0] for y in compiled([given[:rows]]).values())
             first = made[0] if first is None else first

@@ -22,7 +22,7 @@ from specdemo.engine.backends.paged import open_model
 from specdemo.engine.faults import BadInput, ModelError
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.pair_files import Checkpoint, PairFiles
-from specdemo.host import hardware
+from specdemo.machine import hardware
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

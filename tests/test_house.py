@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "specdemo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    "start cli commands server bench audit training api runs pairs text convert host "
+    "start cli commands server bench audit training api runs pairs text convert machine "
     "options errors engine"
 ).split()
 """A room, or a file beside the rooms, imports only those to its right."""

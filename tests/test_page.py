@@ -25,7 +25,7 @@ from toy_session import ToySession, toy_clock
 from specdemo.bench.report import WAYS
 from specdemo.engine.messages import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
-from specdemo.host.terminal import Progress
+from specdemo.machine.terminal import Progress
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
 from specdemo.runs.session import Session

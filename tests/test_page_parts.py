@@ -21,7 +21,7 @@ from specdemo.bench.costs import predicted_speedups
 from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput
-from specdemo.host import hardware, measured
+from specdemo.machine import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.display import wall_clock

@@ -23,8 +23,8 @@ from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.errors import BadInput, FetchError, RequestFailed
-from specdemo.host import disk, hardware, measured
-from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.machine import disk, hardware, measured
+from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.pairs import hub, loading, registry, sources, storage
 from specdemo.pairs.loading import chosen_draft, load_pair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, Pair, chosen_pair, find_pair

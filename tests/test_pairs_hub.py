@@ -26,8 +26,8 @@ from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 from specdemo import cli
 from specdemo.convert import configuration, exporting, model_files
 from specdemo.errors import BadInput, DamagedModel, FetchError, RequestFailed, SpecdemoError
-from specdemo.host import disk, hardware
-from specdemo.host.terminal import Progress
+from specdemo.machine import disk, hardware
+from specdemo.machine.terminal import Progress
 from specdemo.pairs import embedded, hub, registry, sources
 from specdemo.pairs.hub import Check
 from specdemo.pairs.loading import load_pair
@@ -219,7 +219,7 @@ def test_what_prevents_a_download_is_one_sentence_and_leaves_no_model(
         "error": ("hub_server._Handler.metadata", lambda hub, *_: hub.fail(500, "Broken")),
         "read-only": ("specdemo.pairs.hub.open", refuse),
         "small disk": ("shutil.disk_usage", lambda _: usage),
-        "small memory": ("specdemo.host.hardware.memory_bytes", lambda: 1_000_100_000),
+        "small memory": ("specdemo.machine.hardware.memory_bytes", lambda: 1_000_100_000),
     }
     if trouble in replaced:
         monkeypatch.setattr(*replaced[trouble], raising=False)

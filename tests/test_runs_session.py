@@ -23,7 +23,7 @@ from specdemo.engine.request import Request
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host import hardware
+from specdemo.machine import hardware
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.session import Session

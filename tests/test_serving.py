@@ -28,7 +28,7 @@ from toy_session import LOGIT, TOKENIZER, ToySession, byte_pair
 
 from specdemo.engine import scheduler
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.terminal import Progress
+from specdemo.machine.terminal import Progress
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.saved_run import from_json
 from specdemo.server import openai_api, schema

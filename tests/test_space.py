@@ -20,8 +20,8 @@ from toy_session import ToySession
 
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
-from specdemo.host import hardware
-from specdemo.host.terminal import Meter, watched
+from specdemo.machine import hardware
+from specdemo.machine.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server.page.model_menu import AUTO, ModelMenu
@@ -141,7 +141,7 @@ import os, pwd
 def nobody(id): raise KeyError(id)
 pwd.getpwuid = nobody
 import specdemo
-from specdemo.host import disk
+from specdemo.machine import disk
 from specdemo.pairs import hub
 print(disk.cache_home(), hub.constants.HF_HUB_CACHE)
 """

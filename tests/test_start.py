@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, python
 
-from specdemo.host import hardware
+from specdemo.machine import hardware
 from specdemo.runs.session import Session
 
 INTERRUPTED_IMPORT = """

@@ -18,7 +18,7 @@ import pytest
 from helpers import until
 
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.threads import PASSED_OVER, ShortestFirst
+from specdemo.machine.threads import PASSED_OVER, ShortestFirst
 from specdemo.text import sandbox
 from specdemo.text.sandbox import TemplateProcess
 

@@ -12,7 +12,7 @@ from specdemo import cli
 from specdemo.convert import model_files
 from specdemo.convert.decoder import FAMILIES, Shape
 from specdemo.convert.eagle3 import EagleShape
-from specdemo.host import disk
+from specdemo.machine import disk
 from specdemo.pairs import embedded
 from specdemo.pairs.registry import PAIRS, find_pair
 from specdemo.pairs.sources import EMBEDDED_TARGET

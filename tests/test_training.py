@@ -15,8 +15,8 @@ from tiny_models import _save_pair, write_byte_tokenizer
 from specdemo import cli
 from specdemo.convert import exporting, heads
 from specdemo.errors import BadInput
-from specdemo.host import disk, measured
-from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.machine import disk, measured
+from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.pairs import embedded
 from specdemo.pairs.loading import chosen_draft
 from specdemo.pairs.registry import choice_of, chosen_pair

@@ -20,7 +20,7 @@ from specdemo.engine.backends import numerics
 from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.errors import BadInput
-from specdemo.host import measured
+from specdemo.machine import measured
 from specdemo.options import CONFIG, option
 from specdemo.pairs.loading import LoadedPair, vocabulary_difference
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice

@@ -191,7 +191,7 @@ def main(python: str, node: str | None, case: tuple[str, str, str, str] | None) 
         request = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
         assert globals()[client](url, model, request)[name](), "empty"
         return
-    from specdemo.host.server_process import started
+    from specdemo.machine.server_process import started
     from specdemo.pairs.loading import load_pair
     from specdemo.pairs.registry import EMBEDDED
 

@@ -22,8 +22,8 @@ from specdemo import cli
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.commands import shared
 from specdemo.errors import RequestFailed
-from specdemo.host.server_process import started
-from specdemo.host.terminal import show
+from specdemo.machine.server_process import started
+from specdemo.machine.terminal import show
 from specdemo.pairs.registry import find_pair
 
 LOAD_DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")

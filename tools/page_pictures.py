@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from specdemo.host.server_process import started
+from specdemo.machine.server_process import started
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -34,8 +34,8 @@ from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.pair_files import PairFiles
 from specdemo.errors import BadInput, naming
-from specdemo.host import disk, hardware, measured
-from specdemo.host.terminal import Progress, Report, progress_bar, silent
+from specdemo.machine import disk, hardware, measured
+from specdemo.machine.terminal import Progress, Report, progress_bar, silent
 from specdemo.pairs import embedded
 from specdemo.pairs.hub import WORKING_BYTES
 from specdemo.pairs.registry import PAIRS, Pair, find_pair

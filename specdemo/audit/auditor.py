@@ -11,7 +11,7 @@ from typing import Any
 
 from specdemo.audit.engines import OWN_PROPERTIES, AuditedEngine
 from specdemo.audit.properties import PROPERTIES, Cell, Plan, Subject, cell_of
-from specdemo.host.terminal import Progress
+from specdemo.machine.terminal import Progress
 from specdemo.runs.display import SPECULATIVE
 from specdemo.runs.report_page import PAPER_COLOUR, PINK, Figure, ReportHeader, label, render
 

@@ -13,7 +13,7 @@ import openvino as ov
 
 from specdemo.audit import engines
 from specdemo.errors import RequestFailed
-from specdemo.host.hardware import available_bytes
+from specdemo.machine.hardware import available_bytes
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 

@@ -19,8 +19,8 @@ import numpy as np
 from specdemo.audit import engines
 from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.host.hardware import processors
-from specdemo.host.server_process import started
+from specdemo.machine.hardware import processors
+from specdemo.machine.server_process import started
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 

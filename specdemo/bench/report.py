@@ -23,7 +23,7 @@ from specdemo.bench.decision import (
 )
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.host.terminal import Progress, Report, Table, silent
+from specdemo.machine.terminal import Progress, Report, Table, silent
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import MIN_RACES, PairedRuns, judge
 from specdemo.runs.question import Question, trace_of

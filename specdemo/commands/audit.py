@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from specdemo.bench.prompts import PromptOptions
 from specdemo.commands import shared
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.host.terminal import Progress, Table, printable, progress_bar
+from specdemo.machine.terminal import Progress, Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from specdemo.bench.prompts import PromptOptions
 from specdemo.commands import shared
 from specdemo.errors import RequestFailed
-from specdemo.host.terminal import Progress, printable, progress_bar
+from specdemo.machine.terminal import Progress, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings

@@ -18,8 +18,8 @@ from specdemo.commands.shared import (
     write_report,
 )
 from specdemo.errors import RequestFailed, naming
-from specdemo.host.measured import DraftResult, TuningResult
-from specdemo.host.terminal import Progress, Report, progress_bar
+from specdemo.machine.measured import DraftResult, TuningResult
+from specdemo.machine.terminal import Progress, Report, progress_bar
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_of, chosen_pair
 from specdemo.training.recipe import TrainSettings
 
@@ -51,7 +51,7 @@ def tune(
     limit: int,
     json_file: str | None,
 ) -> None:
-    from specdemo.host import hardware, measured
+    from specdemo.machine import hardware, measured
 
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)

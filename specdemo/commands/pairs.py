@@ -9,7 +9,7 @@ import click
 
 from specdemo.commands.shared import completing, json_option, load_pair, write_report
 from specdemo.errors import DamagedModel, naming
-from specdemo.host.terminal import progress_bar, size
+from specdemo.machine.terminal import progress_bar, size
 
 
 @click.command()
@@ -89,7 +89,7 @@ def export(source: str, out: Path, weight_format: str) -> None:
 )
 @json_option
 def cache(remove: tuple[str, ...], unused: float | None, json_file: str | None) -> None:
-    from specdemo.host import disk
+    from specdemo.machine import disk
     from specdemo.pairs import storage
 
     models = storage.stored_models()
@@ -117,7 +117,7 @@ def _days(days: float) -> str:
 @click.option("--forget", is_flag=True, help="Drop all of it: the next start measures anew.")
 @json_option
 def machine(forget: bool, json_file: str | None) -> None:
-    from specdemo.host import hardware, measured
+    from specdemo.machine import hardware, measured
 
     if forget:
         return click.echo(f"files dropped: {measured.forget()}")

@@ -11,7 +11,7 @@ from specdemo.commands.shared import answer_options, load_pair, sectioned, write
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host.terminal import Progress, printable, progress_bar
+from specdemo.machine.terminal import Progress, printable, progress_bar
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.question import Question, SessionEvent

@@ -18,8 +18,8 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specdemo.errors import BadInput, SpecdemoError, naming
-from specdemo.host.disk import replacing
-from specdemo.host.terminal import Table, progress_bar, show, size
+from specdemo.machine.disk import replacing
+from specdemo.machine.terminal import Table, progress_bar, show, size
 
 if TYPE_CHECKING:
     from specdemo.pairs.loading import LoadedPair

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from specdemo.errors import BadInput, FetchError
-from specdemo.host.terminal import size
+from specdemo.machine.terminal import size
 from specdemo.options import wrong_parameter
 
 JSON_BYTES = 100_000_000

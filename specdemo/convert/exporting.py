@@ -28,9 +28,9 @@ from specdemo.errors import (
     SpecdemoError,
     install,
 )
-from specdemo.host.disk import file_size, link, require_space
-from specdemo.host.hardware import memory_bytes
-from specdemo.host.terminal import Progress, Report, silent
+from specdemo.machine.disk import file_size, link, require_space
+from specdemo.machine.hardware import memory_bytes
+from specdemo.machine.terminal import Progress, Report, silent
 
 if TYPE_CHECKING:  # these import OpenVINO
     from specdemo.convert.decoder import Shape

@@ -18,8 +18,8 @@ from openvino import opset13 as ops
 
 from specdemo.engine.backends.graph import raw_bytes
 from specdemo.errors import BadInput, FetchError
-from specdemo.host.hardware import processors
-from specdemo.host.terminal import Meter, Report
+from specdemo.machine.hardware import processors
+from specdemo.machine.terminal import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once

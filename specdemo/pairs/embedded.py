@@ -12,8 +12,8 @@ from pathlib import Path
 from specdemo.convert import model_files
 from specdemo.convert.exporting import export, run_module
 from specdemo.errors import FetchError
-from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
-from specdemo.host.terminal import Meter, Progress, Report, silent
+from specdemo.machine.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
+from specdemo.machine.terminal import Meter, Progress, Report, silent
 from specdemo.pairs import hub
 from specdemo.pairs.hub import Snapshot
 

@@ -25,10 +25,10 @@ from huggingface_hub import constants
 from specdemo.convert import configuration, model_files
 from specdemo.convert.configuration import ShardIndex
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
-from specdemo.host import disk, measured
-from specdemo.host.hardware import require_memory
-from specdemo.host.terminal import Meter, Report, silent
-from specdemo.host.threads import in_background
+from specdemo.machine import disk, measured
+from specdemo.machine.hardware import require_memory
+from specdemo.machine.terminal import Meter, Report, silent
+from specdemo.machine.threads import in_background
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling

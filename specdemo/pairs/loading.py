@@ -15,10 +15,10 @@ from specdemo.convert import configuration, model_files
 from specdemo.engine.pair_files import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError, ModelError
-from specdemo.host import measured
-from specdemo.host.disk import file_size
-from specdemo.host.hardware import on_torch, require_memory
-from specdemo.host.terminal import Report, silent, size
+from specdemo.machine import measured
+from specdemo.machine.disk import file_size
+from specdemo.machine.hardware import on_torch, require_memory
+from specdemo.machine.terminal import Report, silent, size
 from specdemo.pairs import embedded, sources, storage
 from specdemo.pairs.hub import WORKING_BYTES, Check, Snapshot
 from specdemo.pairs.registry import NO_DRAFT, Pair, PairInfo

@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.engine.profile import Profile
 from specdemo.errors import InvalidOption
-from specdemo.host import hardware, measured
-from specdemo.host.hardware import on_torch, require_device
+from specdemo.machine import hardware, measured
+from specdemo.machine.hardware import on_torch, require_device
 from specdemo.options import CONFIG, Line, option
 from specdemo.pairs import embedded, sources
 from specdemo.pairs.sources import EMBEDDED_DRAFT, EMBEDDED_TARGET, Source

@@ -11,9 +11,9 @@ from specdemo.convert import configuration
 from specdemo.convert.exporting import export, require_checkpoint
 from specdemo.convert.model_files import GGUF_END, HEAD, MODEL, fingerprint, is_gguf
 from specdemo.errors import BadInput, InvalidOption
-from specdemo.host import disk
-from specdemo.host.terminal import Report, silent
-from specdemo.host.threads import in_background
+from specdemo.machine import disk
+from specdemo.machine.terminal import Report, silent
+from specdemo.machine.threads import in_background
 from specdemo.pairs import embedded, hub
 from specdemo.pairs.hub import Snapshot
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError
-from specdemo.host import disk
+from specdemo.machine import disk
 
 DAY = 86_400  # seconds
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Handle, Waiting
-from specdemo.host.hardware import EnergyMeter, processors, usual_share
+from specdemo.machine.hardware import EnergyMeter, processors, usual_share
 from specdemo.runs.question import Question
 from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
 from specdemo.text.tools import CallReader, FunctionCall

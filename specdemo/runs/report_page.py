@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdemo import __version__
-from specdemo.host.hardware import describe
-from specdemo.host.terminal import text
+from specdemo.machine.hardware import describe
+from specdemo.machine.terminal import text
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.settings import Settings
 

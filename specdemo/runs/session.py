@@ -20,8 +20,8 @@ from specdemo.engine.request import Request
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Closed, ModelError
-from specdemo.host import hardware, measured
-from specdemo.host.terminal import Meter, Progress, Report, watched
+from specdemo.machine import hardware, measured
+from specdemo.machine.terminal import Meter, Progress, Report, watched
 from specdemo.pairs import loading
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair

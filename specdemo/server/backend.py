@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.engine.messages import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
-from specdemo.host.terminal import Report
-from specdemo.host.threads import ShortestFirst, merged
+from specdemo.machine.terminal import Report
+from specdemo.machine.threads import ShortestFirst, merged
 from specdemo.runs.question import Question, SessionEvent, new_text, question_of
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace

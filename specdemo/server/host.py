@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import Busy, DamagedModel, RequestFailed
-from specdemo.host.terminal import Progress, Report
+from specdemo.machine.terminal import Progress, Report
 from specdemo.pairs.registry import ModelChoice
 from specdemo.server.metrics import Metrics
 

@@ -30,7 +30,7 @@ from ray.serve.handle import DeploymentHandle
 
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
-from specdemo.host.hardware import processors
+from specdemo.machine.hardware import processors
 from specdemo.options import parse
 from specdemo.runs.trace import Trace
 from specdemo.server import metrics  # a module, since Ray cannot pickle a ContextVar

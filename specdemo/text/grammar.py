@@ -12,7 +12,7 @@ import numpy as np
 
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.host.threads import ShortestFirst
+from specdemo.machine.threads import ShortestFirst
 from specdemo.options import shown
 from specdemo.text.schemas import json_grammar, require_size, styled
 from specdemo.text.tokenizer import MARKER, Tokenizer

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 if __name__ != "__main__":
     from specdemo.errors import BadInput, RequestFailed
-    from specdemo.host.threads import ShortestFirst
+    from specdemo.machine.threads import ShortestFirst
 
 KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"  # others may be secrets
 PROCESSOR_SECONDS = 0.5  # a prompt, except on Windows; a conversation of 4 MB takes a fifth of it

@@ -28,8 +28,8 @@ from specdemo.engine.backends.paged import open_model
 from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
-from specdemo.host.disk import replacing
-from specdemo.host.terminal import Progress, progress_bar
+from specdemo.machine.disk import replacing
+from specdemo.machine.terminal import Progress, progress_bar
 from specdemo.pairs.loading import LoadedPair
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.training.recipe import TrainSettings

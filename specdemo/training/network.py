@@ -17,8 +17,8 @@ from specdemo.convert import heads
 from specdemo.convert.weights import Quantized, fit_int4
 from specdemo.engine.messages import DEPTH
 from specdemo.errors import BadInput
-from specdemo.host.disk import replacing
-from specdemo.host.terminal import Progress, progress_bar
+from specdemo.machine.disk import replacing
+from specdemo.machine.terminal import Progress, progress_bar
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.recipe import TrainSettings
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from specdemo.convert import heads
 from specdemo.errors import BadInput, naming
-from specdemo.host.disk import file_size, require_space
-from specdemo.host.hardware import require_device
-from specdemo.host.terminal import progress_bar
+from specdemo.machine.disk import file_size, require_space
+from specdemo.machine.hardware import require_device
+from specdemo.machine.terminal import progress_bar
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.training import data

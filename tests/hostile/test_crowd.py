@@ -17,7 +17,7 @@ import pytest
 
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
-from specdemo.host.server_process import started
+from specdemo.machine.server_process import started
 from tools.load_test import ask, at_rest, level
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from test_page_parts import largest_run
 
-from specdemo.host.server_process import started
+from specdemo.machine.server_process import started
 from tools.load_test import ask
 
 BYTES = 762_000  # of a body for the embedded pair

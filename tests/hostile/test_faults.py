@@ -14,7 +14,7 @@ import time
 import httpx
 import pytest
 
-from specdemo.host.server_process import ROOT, started
+from specdemo.machine.server_process import ROOT, started
 from specdemo.runs.saved_run import from_json
 from tools.load_test import ask
 

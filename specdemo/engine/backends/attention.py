@@ -36,7 +36,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary positions of the first `turned` values of heads of `size`. `inner` has the nodes
+    """Rotary positions of the first `turned` values of heads of `size`. `covered` has the nodes
     between, by name."""
 
     x: ov.Output
@@ -44,7 +44,7 @@ class Rotation:
     sines: ov.Output
     size: int
     turned: int
-    inner: dict[str, ov.Node]
+    covered: dict[str, ov.Node]
 
 
 def take_attention(model: ov.Model) -> dict[str, Attention]:
@@ -107,7 +107,7 @@ def key_of(output: ov.Output) -> str:
     return f"{name}.{index}" if index else name
 
 
-def behind(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
+def source_of_view(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
     """The output of which `output` is a view, the same values in the same order with the tokens
     first, and the nodes between."""
     between: dict[str, ov.Node] = {}
@@ -127,7 +127,7 @@ def behind(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
                 break
         elif kind not in ("Reshape", "Unsqueeze", "Squeeze"):
             break
-        if form_of(node.input_value(0)) != form_of(output):
+        if tokens_and_width(node.input_value(0)) != tokens_and_width(output):
             break  # of other tokens
         between |= {node.get_name(): node} | _shape_of(node)
         output = node.input_value(0)
@@ -157,7 +157,7 @@ def token_width(output: ov.Output) -> int:
     return int(np.prod([size.get_length() for size in others]))
 
 
-def form_of(output: ov.Output) -> tuple[int, int]:
+def tokens_and_width(output: ov.Output) -> tuple[int, int]:
     """The tokens of an output [tokens, ...], -1 for any number, and the values of each; zeros for
     other shapes."""
     width = token_width(output)
@@ -186,7 +186,7 @@ def _partial_rotation(node: ov.Node) -> Rotation | None:
     if (before[1:], after[1:]) != ((0, found.turned), (found.turned, size)):
         return None
     nodes = [first.get_node(), found.x.get_node(), rest.get_node()]
-    inner = found.inner | {part.get_name(): part for part in nodes}
+    inner = found.covered | {part.get_name(): part for part in nodes}
     return Rotation(before[0], found.cosines, found.sines, size, found.turned, inner)
 
 
@@ -211,11 +211,11 @@ def _rotation(node: ov.Node) -> Rotation | None:
 
 def _are_angles(x: ov.Output, *angles: ov.Output) -> bool:
     """Whether each has a row for every token of `x`, which all heads share."""
-    (tokens, _), shape = form_of(x), x.get_partial_shape()
+    (tokens, _), shape = tokens_and_width(x), x.get_partial_shape()
     size = shape[-1].get_length()
     shapes = [angle.get_partial_shape() for angle in angles]
     same_axes = all(len(other) == len(shape) and other[-1] == size for other in shapes)
-    return same_axes and all(form_of(angle) == (tokens, size) for angle in angles)
+    return same_axes and all(tokens_and_width(angle) == (tokens, size) for angle in angles)
 
 
 def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] | None:

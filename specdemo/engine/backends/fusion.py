@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from .attention import BLOCKS, Attention, behind, key_of, rotation, token_width
+from .attention import BLOCKS, Attention, key_of, rotation, source_of_view, token_width
 from .graph import integer, source_of
 from .tiles import BITS, LANES, TILE, Matrix, Weights
 
@@ -28,7 +28,7 @@ STEP_SIZE = 7  # numbers of a step in a `Program`
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """An operation whose result `node` gives, of `sources` and perhaps a `constant` (float32
-    [width]), `weights` or an `attention`. `inner` has the nodes for which it stands beside
+    [width]), `weights` or an `attention`. `covered` has the nodes for which it stands beside
     `node`, by name. `size` values are normalized together, or are a head, of which so many are
     `turned`."""
 
@@ -41,7 +41,7 @@ class Step:
     size: int = 0
     turned: int = 0
     epsilon: float = 0.0
-    inner: dict[str, ov.Node] = field(default_factory=dict)
+    covered: dict[str, ov.Node] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ def find_segments(
     their order."""
     nodes = model.get_ordered_ops()
     steps = {node.get_name(): _step(node, weights, attentions) for node in nodes}
-    inner = set().union(*(step.inner for step in steps.values() if step))
+    inner = set().union(*(step.covered for step in steps.values() if step))
     depths: dict[str, int] = {}  # how often the longest path to a node leaves the steps
     segments = defaultdict(list)
     for node in nodes:
@@ -123,7 +123,7 @@ def find_segments(
 
 
 def _bounded(steps: list[Step]) -> Segment:
-    inner = {name: node for step in steps for name, node in step.inner.items()}
+    inner = {name: node for step in steps for name, node in step.covered.items()}
     inside = {step.name for step in steps} | set(inner)
     while left := {name for name in inside & set(inner) if not _readers(inner[name]) <= inside}:
         inside -= left
@@ -228,7 +228,7 @@ def _step(
     if turned := rotation(node):
         operands = [turned.x, turned.cosines, turned.sines]
         sizes = {"size": turned.size, "turned": turned.turned}
-        return _of_tokens("Rotate", node, operands, turned.inner, **sizes)
+        return _of_tokens("Rotate", node, operands, turned.covered, **sizes)
     if kind == "Add" and (log_sum := _log_sum(node)):
         return log_sum
     if not token_width(output) or token_width(output) % TILE:
@@ -277,10 +277,10 @@ def _of_tokens(
     **more: Any,
 ) -> Step:
     """A step of the outputs of which the operands are views."""
-    found = [behind(operand) for operand in operands]
+    found = [source_of_view(operand) for operand in operands]
     inner = (between or {}) | {name: view for _, views in found for name, view in views.items()}
     sources = [source for source, _ in found]
-    return Step(operation=operation, node=node, sources=sources, inner=inner, **more)
+    return Step(operation=operation, node=node, sources=sources, covered=inner, **more)
 
 
 def _normalization(x: ov.Output, factor: ov.Output) -> tuple[float, dict[str, ov.Node]] | None:

@@ -58,7 +58,7 @@ def plugin_properties(properties: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Those that the plugin knows. It does not know that oneDNN is limited, and would ask it for
     what it then has not."""
     known = {name: value for name, value in properties if name != FORWARD}
-    return known | (dict([F32, (GROUP, "0")]) if limited() else {})
+    return known | (dict([F32, (GROUP, "0")]) if forbids_vnni() else {})
 
 
 def forward_by(computing: str) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def in_kernels(properties: Iterable[tuple[str, str]]) -> bool:
     return any(name == FORWARD and value.startswith(KERNELS) for name, value in properties)
 
 
-def limited() -> bool:
+def forbids_vnni() -> bool:
     """Whether oneDNN must not use VNNI."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_VNNI
 
@@ -87,7 +87,7 @@ def available() -> bool:
 @cache
 def vnni() -> str:
     """Which of VNNI the processor has; nothing where oneDNN must not use it."""
-    features = {} if limited() else _features()
+    features = {} if forbids_vnni() else _features()
     return next((name for name, needed in VNNI.items() if all(map(features.get, needed))), "")
 
 
@@ -114,7 +114,7 @@ def keep_code(key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
 
 
 @cache
-def compiling() -> Future[Any]:
+def compilation() -> Future[Any]:
     """The `kernel_code.Kernels` of this process, once they are compiled, which takes a second."""
     pool = ThreadPoolExecutor(1, "kernels")
     try:
@@ -134,8 +134,8 @@ def _compiled() -> Any:
     return Kernels(keep_code(key, partial(compiled, text)))
 
 
-def shared() -> Any:
-    return compiling().result()
+def compiled() -> Any:
+    return compilation().result()
 
 
 class BoundProgram:
@@ -174,7 +174,7 @@ class BoundProgram:
             for tensor, width in zip(tensors, widths, strict=False)
         ):
             return False  # no decoder: the code would read beyond an input
-        kernels, self.ran = shared(), True
+        kernels, self.ran = compiled(), True
         with kernels.lock:
             memory = rows, kernels.room(rows * self._row_bytes)
             if memory != self._memory:

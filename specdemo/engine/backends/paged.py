@@ -136,7 +136,7 @@ class PagedModel:
         self.kernels = kernels.in_kernels(settings.properties)
         self.attention: list[attention.Attention] = []
         if self.kernels:
-            kernels.compiling()  # while the model is read
+            kernels.compilation()  # while the model is read
         model = self._read(core, xml)
         try:
             compiled = core.compile_model(model, "CPU", self.plugin)
@@ -144,7 +144,7 @@ class PagedModel:
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {graph.last_line(error)}") from error
         if self.kernels:
-            kernels.shared().start(self.threads)
+            kernels.compiled().start(self.threads)
         self._instance = Instance(compiled)
         ports = self._instance.cache_ports
         values = [port for port in ports if port.any_name.startswith("value_cache.")]

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from specdemo.errors import RequestFailed
-from specdemo.host.terminal import Progress
+from specdemo.machine.terminal import Progress
 from specdemo.server.page import PRIVATE
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from specdemo.convert import model_files
 from specdemo.errors import BadInput, naming
-from specdemo.host import disk, hardware
-from specdemo.host.terminal import Report, size
+from specdemo.machine import disk, hardware
+from specdemo.machine.terminal import Report, size
 from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.hub import WORKING_BYTES

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.terminal import Report
+from specdemo.machine.terminal import Report
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, SessionEvent
 from specdemo.runs.race import ENOUGH_SECONDS

@@ -23,7 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.host.threads import ShortestFirst, merged
+from specdemo.machine.threads import ShortestFirst, merged
 from specdemo.runs.display import SOURCES
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.trace import Trace

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 from specdemo.engine.pair_files import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
-from specdemo.host import disk, hardware
+from specdemo.machine import disk, hardware
 
 Subject = Mapping[str, str | int]
 """What was measured: {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT},

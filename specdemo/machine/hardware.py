@@ -15,7 +15,7 @@ import psutil
 
 from specdemo.engine.pair_files import TORCH
 from specdemo.errors import TORCH_FIRST, FetchError, InvalidOption, MissingPackage, install
-from specdemo.host.terminal import size
+from specdemo.machine.terminal import size
 
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 

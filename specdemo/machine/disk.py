@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specdemo.errors import FetchError
-from specdemo.host.terminal import size
+from specdemo.machine.terminal import size
 
 
 def cache_home() -> Path:
