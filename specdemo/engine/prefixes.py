@@ -14,7 +14,7 @@ class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a text
     that it repeats or continues as a whole, and of others only whole chunks of `chunk` tokens at
     fixed places; `template_prefix`, which a template gives to all prompts, is a chunk of its own.
-    So the time that reuse saves tells nobody a text that he has not sent himself. The last `unread`
+    So the time that reuse saves tells no visitor a text that another one sent. The last `unread`
     tokens of a prompt are always read. `set_aside` blocks are for measurements; requests and kept
     texts have the others."""
 
