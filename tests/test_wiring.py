@@ -143,6 +143,12 @@ def test_strangers_get_exact_numerics_only(build, command, shared):
     assert refused == (shared == "--shared")
 
 
+@pytest.mark.parametrize(("shared", "most"), [("--shared", 4096), ("--private", 9_999)])
+def test_strangers_get_answers_of_a_bounded_length(build, shared, most):
+    models = build("serve", "--no-ray", shared).ask("/v1/models").json()
+    assert models["data"][0]["max_answer_tokens"] == most
+
+
 def test_strangers_choose_no_models_on_the_page(build):
     assert "This server is shared" in build("page", "--shared").race(pair="gpt2-xl")["note"]
     assert "is shared" not in build("page", "--private").race(pair="nonsense")["note"]
