@@ -823,6 +823,13 @@ def test_attention_and_rotation_are_those_of_the_plugin(code, tiny_llama_pair, m
     assert np.abs(results[0] - results[1]).max() < 2e-3 * np.abs(results[0]).max()
 
 
+def test_an_input_that_is_read_beside_attention_stays_an_input():
+    inputs = [graph.named_input(name, [-1], ov.Type.i32) for name in attention.REPLACED]
+    model = ov.Model([ops.result(inputs[-1])], inputs, "beside")
+    attention.remove_cache(model)
+    assert [port.any_name for port in model.inputs] == [attention.REPLACED[-1]]
+
+
 @pytest.mark.parametrize("window", [attention.ALL_TOKENS, 40])
 def test_attention_has_the_same_bits_whatever_the_rows_threads_and_requests(
     code, tiny_llama_pair, window

@@ -68,10 +68,14 @@ def take_attention(model: ov.Model) -> dict[str, Attention]:
 
 
 def remove_cache(model: ov.Model) -> None:
-    """Remove the inputs that only attention in the graph needs."""
+    """Remove the inputs that only attention in the graph needs. Early exports of optimum-intel read
+    the length of the context for their cosines too."""
+    read = {
+        value.get_node().get_name() for node in model.get_ops() for value in node.input_values()
+    }
     for parameter in model.get_parameters():
         name = parameter.output(0).get_any_name()
-        if "_cache." in name or name in REPLACED:
+        if ("_cache." in name or name in REPLACED) and parameter.get_name() not in read:
             model.remove_parameter(parameter)
 
 
