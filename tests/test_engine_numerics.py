@@ -277,10 +277,13 @@ def test_the_check_before_the_first_token_ends_by_the_seconds_of_the_processor(
     engine.close()
 
 
-def test_a_check_goes_on_from_what_an_earlier_start_found(tiny_llama_pair):
+def test_a_check_goes_on_from_what_an_earlier_start_found_or_begins_anew(tiny_llama_pair):
     model = PagedModel(tiny_llama_pair.target, CLOSE)
     first, *_, last = measure_invariance(model)
     assert list(measure_invariance(model, first))[-1] == last
+    model.min_tokens = 2
+    assert list(measure_invariance(model))[-1] == last, "a new check pads nothing"
+    assert model.min_tokens == last.min_tokens
 
 
 @pytest.mark.parametrize(

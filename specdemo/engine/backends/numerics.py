@@ -144,6 +144,7 @@ def measure_invariance(model: Model, known: Invariance | None = None) -> Iterato
     with billions of weights about ten. Goes on from what is `known`. Yields what was found after
     USEFUL_TOKENS and each larger size; the last one is `complete`. Sets `model.min_tokens`."""
     found = known or Invariance(threads=model.threads, complete=False)
+    model.min_tokens = found.min_tokens
     size = CONTEXT + max(CHECKED_SIZES)
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, size).tolist()
     tokens = text[CONTEXT:]
