@@ -1,9 +1,11 @@
-"""Small hybrids with made-up weights, as optimum-intel exports them: Qwen3.5 (gated delta nets) and
-LFM2 (short convolutions). Their graphs are stored, without the matrices, since the exporter refuses
-these families beside the versions of transformers that the other tests need.
+"""Small models with made-up weights, as optimum-intel exports them: the hybrids Qwen3.5 (gated
+delta nets) and LFM2 (short convolutions), and models with experts. Their graphs are stored, without
+the matrices: the exporter refuses the hybrids beside the versions of transformers that the other
+tests need, and takes longer than a test.
 
-`python tests/recurrent_models.py` makes tests/data/recurrent anew, with optimum-intel 2.1.0 and
-transformers 5.2.0 (`pip install --no-deps --target FOLDER transformers==5.2.0`, PYTHONPATH=FOLDER).
+`python tests/recurrent_models.py FAMILY` makes a family of tests/data/recurrent anew, with
+optimum-intel 2.1.0, and hybrids with transformers 5.2.0 (`pip install --no-deps --target FOLDER
+transformers==5.2.0`, PYTHONPATH=FOLDER).
 """
 
 from __future__ import annotations
@@ -52,6 +54,26 @@ CONFIGS = {
     },
 }
 """By `model_type`. Their head widths and kernels are no powers of two."""
+ATTENTION = {
+    **COMMON,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {
+    "qwen3_moe": {**ATTENTION, "num_experts": 6, "moe_intermediate_size": 48},
+    "gpt_oss": {
+        **ATTENTION,
+        "num_local_experts": 5,
+        "intermediate_size": 96,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+CONFIGS_OF_ALL = CONFIGS | EXPERTS
 
 
 def values(name: str, shape: tuple[int, ...], noise: float = 0.0) -> np.ndarray:
@@ -59,7 +81,7 @@ def values(name: str, shape: tuple[int, ...], noise: float = 0.0) -> np.ndarray:
     `noise` is the share of other values."""
     made = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     made += noise * np.random.default_rng(zlib.crc32(name.encode()) + 1).normal(size=shape)
-    scale = 0.1 if len(shape) == 1 else 1.0 / math.sqrt(math.prod(shape[1:]))
+    scale = 0.1 if len(shape) == 1 else 1.0 / math.sqrt(shape[-1])
     return (scale * made).astype(np.float32)
 
 
@@ -68,29 +90,46 @@ def torch_model(family: str):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, **CONFIGS[family])
+    config = AutoConfig.for_model(family, **CONFIGS_OF_ALL[family])
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            added = torch.from_numpy(values(name, tuple(parameter.shape)))
-            begun = parameter.dim() == 1 and not name.endswith("A_log")
+            added = torch.from_numpy(parameter_values(family, name, tuple(parameter.shape)))
+            begun = parameter.dim() == 1 and not name.endswith(("A_log", "sinks", "router.bias"))
             parameter.copy_(added + (parameter if begun else 0))
     return model
 
 
+def parameter_values(family: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """`values` of a parameter, which IR of experts has in halves or transposed."""
+    if len(shape) == 3 and family == "gpt_oss":
+        return values(name, (shape[0], shape[2], shape[1])).swapaxes(1, 2).copy()
+    if name.endswith("gate_up_proj"):
+        half = shape[0], shape[1] // 2, shape[2]
+        return np.concatenate([values(f"{name}.{part}", half) for part in (0, 1)], 1)
+    return values(name, shape)
+
+
 def matrices(xml: ElementTree.Element) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
     """The name, shape, offset and bytes of each matrix of a parameter in IR."""
+    transposed = 0
     for layer in xml.iter("layer"):
-        named = re.match(r"(self\.model\.|__module\.model\.)(.*)", layer.get("name", ""))
+        full = layer.get("name", "")
+        if full.startswith("Transpose_") and layer.get("type") == "Const":  # of gpt-oss
+            part = ("gate_up", "down")[transposed % 2]
+            full = f"self.model.layers.{transposed // 2}.mlp.experts.{part}_proj"
+            transposed += 1
+        full = re.sub(r"/prim::ListUnpack/VariadicSplit", ".gate_up_proj", full)
+        named = re.match(r"(?:self|__module)\.(?:model\.)?((?:model|lm_head)\..*)", full)
         if layer.get("type") == "Const" and named:
             data = layer.find("data")
             shape = tuple(int(size) for size in data.get("shape").split(",") if size)
-            name = named[2]
+            name = named[1]
             if name.endswith("/aten::_convolution/Reshape"):  # of a short convolution
                 kind = "conv.conv" if ".conv/" in name else "linear_attn.conv1d"
                 name = f"{name.split('/')[0].rsplit('.', 1)[0]}.{kind}.weight"
                 shape = shape[0], 1, shape[-1]
-            if len(shape) > 1 and name.endswith(".weight"):
+            if len(shape) > 1 and (name.endswith(".weight") or "_proj" in name):
                 yield name, shape, int(data.get("offset")), int(data.get("size"))
 
 
@@ -107,7 +146,7 @@ def write_ir(family: str, folder: Path, noise: float = 0.0) -> Path:
         filled[offset : offset + size] = made
     (folder / "openvino_model.bin").write_bytes(filled)
     (folder / "openvino_model.xml").write_bytes(text)
-    config = {"model_type": family, "eos_token_id": 0, **CONFIGS[family]}
+    config = {"model_type": family, "eos_token_id": 0, **CONFIGS_OF_ALL[family]}
     (folder / "config.json").write_text(json.dumps(config))
     return folder / "openvino_model.xml"
 
@@ -156,8 +195,5 @@ def store(family: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for made in CONFIGS:
-        temporary = Path(tempfile.mkdtemp())
-        store(made, temporary)
-        shutil.rmtree(temporary)
-        print(made, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as temporary:
+        store(sys.argv[1], Path(temporary))

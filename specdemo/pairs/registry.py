@@ -137,9 +137,10 @@ class Pair:
 
     def read_expected_speed(self) -> str:
         """Estimate tokens/s from no drafting up to half of the draft tokens accepted, as text,
-        from the costs of the embedded pair here; "" if they have not been measured."""
+        from the costs of the embedded pair here; "" if they have not been measured, and for a model
+        with experts, of which a forward reads a part."""
         profile = _embedded_profile()
-        if profile is None:
+        if profile is None or self.target in (_QWEN3_30B, _GPT_OSS_20B):
             return ""
         costs = profile.targets["exact"].costs
         drafted = np.arange(9)  # tokens in a round
@@ -217,6 +218,9 @@ _GPT2 = _hub("openai-community/gpt2", 548, "int8", 124)
 _QWEN3_17B = _hub("OpenVINO/Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _hub("OpenVINO/Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _hub("OpenVINO/Qwen3-0.6B-int8-ov", 610)
+# Models with experts.
+_QWEN3_30B = _hub("OpenVINO/Qwen3-30B-A3B-int4-ov", 16_350)
+_GPT_OSS_20B = _hub("OpenVINO/gpt-oss-20b-int4-ov", 12_000)
 # EAGLE-3 heads; their sizes are computed from their shapes.
 _HEAD_17B = _hub("AngelSlim/Qwen3-1.7B_eagle3", 274, "int8", 137)
 _HEAD_4B = _hub("AngelSlim/Qwen3-4B_eagle3", 436, "int8", 218)
@@ -261,6 +265,8 @@ _TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
     ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B, _HEAD_17B), _THINKING),
     ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B, _HEAD_4B), _THINKING),
+    ("qwen3-30b-a3b", "Qwen3 30B-A3B, 4 bits", 36_000, _QWEN3_30B, (_QWEN3_06B,), _THINKING),
+    ("gpt-oss-20b", "gpt-oss 20B, 4 bits", 25_400, _GPT_OSS_20B, (), _LANGUAGES),
     ("gemma3-1b", "Gemma 3 1B, 8 bits", 3_700, _GEMMA_1B, (_GEMMA_270M,), _LANGUAGES),
     ("gemma3-4b", "Gemma 3 4B, 4 bits", 8_000, _GEMMA_4B, (_GEMMA_270M, _GEMMA_1B), _LANGUAGES),
     ("llama3.2-3b", "Llama 3.2 3B, 4 bits", 7_600, _LLAMA_3B, (_LLAMA_1B,), _ENGLISH),
