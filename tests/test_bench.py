@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 from functools import partial
+from math import log2
 from types import SimpleNamespace
 
 import httpx
@@ -18,7 +19,7 @@ from specdemo import cli
 from specdemo.audit import engines, genai_peer, llama_peer
 from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
-from specdemo.bench.charts import page
+from specdemo.bench.charts import by_acceptance, page
 from specdemo.bench.decision import WAYS, Speeds
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, RacedPrompt, bench, summary_of, tables, with_vote
@@ -105,7 +106,7 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels():
     assert html.count('class="plotly-graph-div"') == 5 and "default-src 'none'" in html
     assert HOSTILE not in html
     by_rate, by_task, by_position, time_spent, by_peer = (c.data for c in charts.charts_of(report))
-    assert len(by_rate[0].z[0]) == 11 and by_rate[0].z[0][0] < 1 < by_rate[0].z[0][10]
+    assert len(by_rate[0].z[0]) == 11 and by_rate[0].z[0][0] < 0 < by_rate[0].z[0][10]
     total = report.details.total
     assert list(by_task[0].y) == [*report.summary["speedup_by_task"].values()]
     assert list(by_task[1].y) == [row["speedup"] for row in report.rows]
@@ -284,6 +285,17 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
     assert ids[:2] == ["c0", f"c{40 // taken[2]}"]
 
 
+def test_the_map_has_a_colour_for_each_speed_up_and_names_the_measured_ones():
+    speedups = [[[0.25, 1.0, 2.0, 3.0]], [[0.2, 0.5, 0.9, 1.0]]]
+    rates, users = [0.0, 0.5, 0.58, 1.0], [1, 2]
+    estimates = {"rates": rates, "users": users, "speedups": speedups, "acceptance_rate": 0.58}
+    cells, circles = by_acceptance(estimates).data
+    assert [list(row) for row in cells.z] == [[-2.0, 0.0, log2(3)], [log2(0.2), -1.0, 0.0]]
+    assert cells.zmax == -cells.zmin == pytest.approx(log2(5))
+    assert [list(row) for row in cells.text] == [["0.2", "", "3.0"], ["0.2", "", "1.0"]]
+    assert list(circles.text) == ["2.0", "0.9"]
+
+
 # The decision
 
 
@@ -298,7 +310,7 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
     assert made["use"] is True and made["verdict"]["result"] == "faster"
     for said in (
         "Use drafts here (draft model, draft length 1): 1.3",
-        "(97% sure, 6 prompts), the worst 1.3",
+        "(97 % confidence, 6 prompts), the worst 1.3",
         "faster on 2 of 2 tasks, answers identical.",
     ):
         assert said in made["sentence"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from specdemo.runs.display import AUTOREGRESSIVE, COLOURS, SPECULATIVE
 from specdemo.runs.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
 
 EQUAL = {"color": AUTOREGRESSIVE, "dash": "dot"}  # the line where both ways are equally fast
-TIMES = "times as fast"
+SPEEDUP = "speed-up"
+INK = "#16202c"
 UNCOUNTED = "a race that does not count"
 TENTHS = {tenth / 10 for tenth in range(11)}
 PAPER_MARK = "the paper's dolly-v2-12b, on its machine"
@@ -65,38 +67,48 @@ def by_users(rows: Sequence[Row]) -> Figure:
 
 def by_acceptance(estimates: Mapping[str, Any]) -> Figure:
     """A map of the speed-up at tenths of acceptance and numbers of users at once, as estimated by
-    a WhatIf, with a ring where it was measured."""
+    a WhatIf, in circles where it was measured. The colours are of a logarithmic scale: 0.5x is as
+    red as 2x is green."""
     import plotly.graph_objects as graphs
 
     rates, users = estimates["rates"], list(map(str, estimates["users"]))
     tenths = [at for at, rate in enumerate(rates) if round(rate, 9) in TENTHS]
-    speedups = [[lengths[0][at] for at in tenths] for lengths in estimates["speedups"]]
-    worth = {"x": [100 * rates[at] for at in tenths], "y": users, "z": speedups}
+    measured = estimates["acceptance_rate"]
+    beside = min(tenths, key=lambda at: abs(rates[at] - measured))  # below the circles
+    as_raced = [lengths[0] for lengths in estimates["speedups"]]
+    speedups = [[row[at] for at in tenths] for row in as_raced]
+    octaves = [[log2(max(speedup, 0.01)) for speedup in row] for row in speedups]
+    end = max(1.0, *(abs(octave) for row in octaves for octave in row))
     figure = graphs.Figure(layout={"template": "none", "height": 130 + 44 * len(users)})
     figure.add_heatmap(
-        **worth,
+        x=[100 * rates[at] for at in tenths],
+        y=users,
+        z=octaves,
+        text=[["" if at == beside else f"{row[at]:.1f}" for at in tenths] for row in as_raced],
+        customdata=speedups,
         colorscale=[(0, "#d1495b"), (0.5, "#f7f3e8"), (1, "#2a9d6a")],
-        zmin=0,
-        zmax=2,
+        zmin=-end,
+        zmax=end,
         showscale=False,
-        texttemplate="%{z:.1f}",
-        textfont={"color": "#16202c"},
+        texttemplate="%{text}",
+        textfont={"color": INK},
         xgap=1,
         ygap=1,
-        hovertemplate="%{x:.0f}% accepted, %{y} at once: %{z:.2f}x<extra></extra>",
+        hovertemplate="%{x:.0f}% accepted, %{y} at once: %{customdata:.2f}x<extra></extra>",
     )
-    rate = 100 * estimates["acceptance_rate"]
     figure.add_scatter(
-        x=[rate] * len(users),
+        x=[100 * measured] * len(users),
         y=users,
-        mode="markers",
-        marker={"size": 24, "symbol": "circle-open", "color": "#16202c", "line_width": 3},
+        text=[f"{row[rates.index(measured)]:.1f}" for row in as_raced],
+        mode="markers+text",
+        textfont={"color": INK},
+        marker={"size": 28, "color": "#fff", "line": {"color": INK, "width": 2}},
         hovertemplate="measured: %{x:.0f}% accepted, %{y} at once<extra></extra>",
     )
     return figure.update_layout(
         xaxis={"title": "acceptance rate, %", "range": [-5, 105], "dtick": 20},
         yaxis={"title": "users at once", "type": "category"},
-        title={"text": "Speed-up: estimates, and rings where it was measured", "font_size": 15},
+        title={"text": "Estimated speed-up; in circles: measured"},
         margin={"t": 40},
         showlegend=False,
     )
@@ -123,18 +135,14 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
         height=90 + 70 * len(lengths),
         template="none",
     )
-    figure.update_traces(
-        texttemplate="%{x:.2f} s",
-        textposition="outside",
-        cliponaxis=False,
-        hovertemplate="%{y}, %{fullData.name}: %{x:.2f} s<extra></extra>",
-    )
+    figure.update_traces(textposition="outside", cliponaxis=False, hoverinfo="skip")
+    figure.for_each_trace(lambda bars: bars.update(texttemplate=f"{bars.name} %{{x:.2f}} s"))
     longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
     return figure.update_layout(
-        xaxis={"title": "seconds of decoding", "range": [0, 1.3 * longest]},
+        xaxis={"title": "seconds of decoding", "range": [0, 2.2 * longest]},
         yaxis={"autorange": "reversed", "automargin": True},
         margin={"t": 20, "b": 50},
-        legend={"traceorder": "reversed", "title": None},
+        showlegend=False,
     )
 
 
@@ -158,8 +166,8 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
             dots.append((name, baseline / seconds, PAPER_MARK))
     prompts, speedups, marks = zip(*dots, strict=True)
     figure = px.scatter(
-        {"": prompts, TIMES: speedups, "mark": marks},
-        x=TIMES,
+        {"": prompts, SPEEDUP: speedups, "mark": marks},
+        x=SPEEDUP,
         y="",
         color="mark",
         symbol="mark",
@@ -169,7 +177,7 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
         height=140 + 26 * len(rows),
         template="none",
     )
-    figure.update_traces(marker_size=10, hovertemplate=f"%{{y}}: %{{x:.2f}} {TIMES}<extra></extra>")
+    figure.update_traces(marker_size=10, hovertemplate="%{y}: %{x:.2f}x<extra></extra>")
     names, ends = zip(*lines, strict=True) if lines else ((), ())
     line = {"color": SPECULATIVE, "width": 2}
     figure.add_scatter(x=ends, y=names, mode="lines", line=line, hoverinfo="skip", showlegend=False)
@@ -185,7 +193,7 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
 
 def by_task(report: BenchReport) -> Figure:
     speedups = report.summary["speedup_by_task"]
-    figure = _columns("Speed-up by task", TIMES, ".2f", speedups, [SPECULATIVE])
+    figure = _columns("Speed-up by task", SPEEDUP, ".2f", speedups, [SPECULATIVE])
     figure.add_scatter(
         x=[label(row["task"]) for row in report.rows],
         y=[row["speedup"] for row in report.rows],

@@ -136,7 +136,8 @@ def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
     (low, high), speedups = verdict.interval, summary["speedup_by_task"]
     faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
     unit = verdict.unit
-    sure = f"{verdict.sure:.0%} sure, {verdict.races} {unit}{'s' * (verdict.races > 1)}"
+    sure = f"{100 * verdict.sure:.0f} % confidence, "
+    sure += f"{verdict.races} {unit}{'s' * (verdict.races > 1)}"
     return [
         f"{summary['speedup']:.2f}x in all",
         f"the median {unit} {low:.2f}x to {high:.2f}x ({sure})",

@@ -15,16 +15,16 @@ from specdemo.bench.charts import as_data, by_acceptance, by_prompt, wall_clock
 from specdemo.bench.decision import Row, decide, measure_users, users_row
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import PAPER_PROMPT, RacedPrompt, by_length, summary_of
-from specdemo.pairs.registry import ModelChoice
+from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.judge import PairedRuns, judge
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.report_page import ReportHeader
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json, summarize
 from specdemo.server.page.events import message
+from specdemo.server.page.wording import draft_of
 
 if TYPE_CHECKING:
-    from specdemo.pairs.registry import PairInfo
     from specdemo.runs.session import Session
     from specdemo.server.page.service import LimitedSession
 
@@ -131,13 +131,13 @@ def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) ->
     """The sentence of a report, the `decision`, the `charts` (drawn if they are not given), and the
     report."""
     pair = report["pair"]
-    draft = pair["draft"] or "n-gram lookup"
-    sentence = f"{pair['target']}, draft: {draft}, on {report['machine']}; temperature "
-    sentence += f"{report['settings']['temperature']:g}."
-    rows = [row for row in report["rows"] if "paper" not in row]
-    if pairs := [PairedRuns(row["speedup"], row.get("why", "")) for row in rows]:
-        sentence = f"{judge(pairs, 'prompt').sentence} {sentence}"
+    sentence = f"{pair['target']}, draft: {draft_of(PairInfo(**pair))}, on {report['machine']}; "
+    sentence += f"temperature {report['settings']['temperature']:g}."
     decision = report.get("decision") or NOTHING
+    rows = [row for row in report["rows"] if "paper" not in row]
+    if rows and not decision["headline"]:
+        pairs = [PairedRuns(row["speedup"], row.get("why", "")) for row in rows]
+        sentence = f"{judge(pairs, 'prompt').sentence} {sentence}"
     if charts is None:
         drawn = [by_acceptance(decision["estimates"])] if decision["estimates"] else []
         drawn += [wall_clock(report["lengths"])] if report["lengths"] else []

@@ -11,7 +11,7 @@ const plotly = () => import("./plotly.min.js").then(() => window.Plotly, () => {
 /* The colours of bench/charts.py, which the page has in two themes. */
 const COLOURS = new Map([["#0072B2", "fast"], ["#64748b", "slow"], ["#9a6700", "amber"],
   ["#a63f00", "bad"]]);
-const themed = (data) => JSON.parse(JSON.stringify(data),
+const themed = (figure) => JSON.parse(JSON.stringify(figure),
   (_, value) => (COLOURS.has(value) ? colour(COLOURS.get(value)) : value));
 
 /* Keeps charts as wide as their place, which has no width in a tab that is hidden; then a chart gets the event
@@ -25,11 +25,13 @@ const fitted = new ResizeObserver((entries) => {
 });
 
 /* Draws a figure, as Plotly's JSON has it, in the colours of the page. */
-export const draw = async (node, { data, layout }) => {
-  const library = await plotly(), line = colour("line");
+export const draw = async (node, figure) => {
+  const library = await plotly(), line = colour("line"), { data, layout } = themed(figure);
   const axis = { gridcolor: line, linecolor: line, zeroline: false, fixedrange: true };
+  const title = { font: { size: 13 } }, shapedefaults = { line: { color: colour("ink") } };
   const themedLayout = {
     hovermode: "closest", dragmode: false, barmode: "group", width: node.offsetWidth || undefined, ...layout,
+    template: { layout: { xaxis: { title }, yaxis: { title }, title, shapedefaults } },
     margin: { l: 56, r: 16, t: 12, b: 44, ...layout.margin },
     font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
     paper_bgcolor: colour("paper"), plot_bgcolor: colour("paper"),
@@ -37,7 +39,7 @@ export const draw = async (node, { data, layout }) => {
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...layout.legend },
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, automargin: true, ...layout.yaxis },
   };
-  await library.react(node, themed(data), themedLayout, { displayModeBar: false });
+  await library.react(node, data, themedLayout, { displayModeBar: false });
   fitted.observe(node);
 };
 
@@ -171,7 +173,8 @@ const TOKENS = 100;   // of an estimated race
 
 /* Two bars for other settings: gives the function that takes a benchmark's estimates (decision.py). */
 const mountWhatIf = (root) => {
-  const find = (name) => root.querySelector(".sd-if-" + name), length = find("length"), users = find("users"), rate = find("rate");
+  const find = (name) => root.querySelector(".sd-if-" + name);
+  const [task, length, users, rate] = ["task", "length", "users", "rate"].map(find);
   let known = null;
   const race = () => {
     const { rates, seconds: paces, speedups } = known, user = users.selectedIndex;
@@ -186,11 +189,22 @@ const mountWhatIf = (root) => {
       if (!still.matches && !isRunning()) bar.animate({ transform: ["scaleX(0)", bar.style.transform] }, 1000 * spent);
     });
   };
-  length.onchange = users.onchange = rate.oninput = find("race").onclick = race;
-  return (estimates) => {
+  length.onchange = users.onchange = find("race").onclick = race;
+  rate.oninput = () => {
+    task.value = "";   // none
+    race();
+  };
+  task.onchange = () => {
+    const off = known.rates.map((one) => Math.abs(one - task.value));
+    rate.value = off.indexOf(Math.min(...off));
+    race();
+  };
+  return (estimates, rows) => {
     root.hidden = !estimates;
     if (!estimates || estimates === known) return;
     known = estimates;
+    task.replaceChildren(new Option("all", known.acceptance_rate), ...rows.filter((row) => !row.paper
+      && row.acceptance_rate != null).map((row) => new Option(row.task, row.acceptance_rate)));
     length.replaceChildren(...known.speedups[0].map((_, drafted) => new Option(drafted ? `${drafted}` : "as raced")));
     users.replaceChildren(...known.users.map((count) => new Option(count)));
     Object.assign(rate, { max: known.rates.length - 1, value: known.rates.indexOf(known.acceptance_rate) });
@@ -221,7 +235,7 @@ export const mountBenchmark = (root, values) => {
     for (const [name, text] of Object.entries({ decision: headline, reasons: sentence, command })) say(find(name), text);
     say(find("copied"), "");
     find("copy").hidden = !command;
-    estimate(estimates);
+    estimate(estimates, shown.report.rows);
     const rows = table(HEAD, shown.report.rows.map(cells));
     if (!chart) {
       rows.tHead.rows[0].append(make("th", "", "Races"));

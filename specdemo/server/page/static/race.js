@@ -228,7 +228,7 @@ class Pane {
     const time = Math.min(t, this.length), decoded = (this.last?.tokens ?? 0) - (this.events[0]?.tokens ?? 0);
     this.bar.style.transform = `scaleX(${Math.min(1, time / (span || 1))})`;
     say(this.clock, seconds(time));
-    const spent = this.spent(count), rate = spent ? `, ${(decoded / spent).toFixed(1)} tokens/s` : "";
+    const spent = this.spent(count), rate = spent ? `, ${(decoded / spent).toFixed(1)}/s` : "";
     say(this.pace, counted(this.last?.tokens ?? 0, "token") + rate);
   }
 }
