@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import httpx
 import pytest
-from helpers import page_application, page_server, service_of, until
+from helpers import page_application, page_server, race_trace, service_of, until
 from test_page_parts import SAVED
 from toy_session import ToySession, toy_clock
 
@@ -25,6 +25,7 @@ from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace
 from specdemo.server.page import events, web_app
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits, visitor_of
@@ -57,6 +58,37 @@ def race(service: Service, question: str) -> Iterator[dict]:
 
     Thread(target=run, daemon=True).start()
     yield from iter(lambda: json.loads(messages.get()), None)
+
+
+def test_the_repeats_of_two_visitors_races_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(events, "DRAWING_SECONDS", 0.0)
+    lock, waits, raced = Lock(), Event(), []
+
+    def acquire(timeout: float) -> bool:
+        if not (got := lock.acquire(timeout=timeout)):
+            waits.set()
+        return got
+
+    repeating = SimpleNamespace(acquire=acquire, release=lock.release)
+    session = SimpleNamespace(repeating=repeating, occupied=False)
+
+    def repeats(visitor: str) -> Iterator[Trace]:
+        def races() -> Iterator[Trace]:
+            for _ in range(2):
+                raced.append(visitor)
+                yield race_trace("a", "b")
+
+        return events._repeats(session, Event(), races())
+
+    first = repeats("first")
+    next(first)
+    second = Thread(target=list, args=[repeats("second")])
+    second.start()
+    waits.wait()
+    assert raced == ["first"]
+    list(first)
+    second.join()
+    assert raced == ["first", "first", "second", "second"]
 
 
 # Limits
