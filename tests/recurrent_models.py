@@ -156,10 +156,10 @@ def write_int8(family: str, folder: Path, noise: float = 0.0) -> Path:
     import openvino as ov
 
     from specdemo.convert.weights import compressed
-    from specdemo.engine.backends.graph import weight_products
+    from specdemo.engine.backends.graph import is_product
 
     model = ov.Core().read_model(write_ir(family, folder / "float32", noise))
-    for product in weight_products(model):
+    for product in filter(is_product, model.get_ops()):
         weights = product.input_value(1).get_node().get_tensor_view().data
         scales = (np.abs(weights).max(1, keepdims=True) / 127).astype(np.float16)
         integers = np.clip(np.rint(weights / scales) + 128, 0, 255).astype(np.uint8)

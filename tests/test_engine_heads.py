@@ -22,6 +22,7 @@ from specdemo.convert import exporting, heads, model_files
 from specdemo.convert.weights import fit_int4
 from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
+from specdemo.engine.backends.forward import Forward
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import DEPTH, ModelSettings, Run, Taps
@@ -42,8 +43,8 @@ def write_head(folder, fractions=(), embedding=None, target="made up"):
     def made_up(*shape):
         return fit_int4(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
 
-    weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
-    weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8), "rows": made_up(128, 64)}
+    weights = {"mix": made_up(32, 64 * (2 + len(fractions)) + 32), "out": made_up(64, 32)}
+    weights |= {"gate_up": made_up(64, 32), "down": made_up(32, 32), "rows": made_up(128, 64)}
     if embedding is None:
         embedding = rng.normal(size=(256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
@@ -100,9 +101,7 @@ def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(t
 def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path, in_kernels):
     xml = write_head(tmp_path)
     head = DraftHead(xml, ov.Core(), in_kernels)
-    computed = head._single.get_compiled_model().get_runtime_model().get_ops()
-    layers = [node.get_rt_info()["layerType"].astype(str) for node in computed]
-    assert layers.count("Reference") == in_kernels
+    assert isinstance(head._instance, Forward) == in_kernels
     rng = np.random.default_rng(0)
     states = rng.normal(size=(3, 1, 64)).astype(np.float32)
     steps = [Run(None, [at], 1, True, states=states[at]) for at in range(3)]
@@ -114,7 +113,7 @@ def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path, in_ke
         assert np.allclose(logits.rows, rows, atol=0 if in_kernels else 1e-2)
         assert np.allclose(logits.states(1), state, atol=0 if in_kernels else 1e-2)
     [by_plugin] = DraftHead(xml, ov.Core()).forward(steps[:1])
-    assert np.allclose(by_plugin.rows, alone[0][0], atol=0.02 * np.abs(alone[0][0]).max())
+    assert np.allclose(by_plugin.rows, alone[0][0], atol=0.05 * np.abs(alone[0][0]).max())
     assert head.seconds > 0 and len(head.token_ids) == 128
 
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from .graph import FIRSTS, POSITIONS, named_input, number, part_of, source_of
+from .graph import number, part_of, source_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
 CACHE_TYPE = ov.Type.f16
 ALL_TOKENS = 1 << 31  # a window that no text fills
 
-BLOCKS = "block_indices"  # the input with the blocks of all sequences, int32
-REPLACED = ("past_lens", "subsequence_begins", "block_indices_begins", "max_context_len")
+ATTENTION = "PagedAttentionExtension"
 _SIZES = ("num_k_heads", "num_v_heads", "k_head_size", "v_head_size")
 
 
@@ -27,7 +26,6 @@ class Attention:
     key_heads: int
     size: int
     description: np.ndarray
-    layout: tuple[ov.Output, ...]
 
     @property
     def cache_shape(self) -> list[int]:
@@ -36,73 +34,42 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary positions of the first `turned` values of heads of `size`. `covered` has the nodes
-    between, by name."""
+    """Rotary positions of the first `turned` values of heads of `size`."""
 
     x: ov.Output
     cosines: ov.Output
     sines: ov.Output
     size: int
     turned: int
-    covered: dict[str, ov.Node]
 
 
-def take_attention(model: ov.Model) -> dict[str, Attention]:
-    """The attention nodes of a paged decoder by their names, in order, with inputs for the layout
-    in the model; none unless kernels compute all of them."""
-    nodes = [node for node in model.get_ordered_ops() if "PagedAttention" in node.get_type_name()]
-    if not nodes or not all(map(_is_plain, nodes)):
-        return {}
-    layout = [named_input(name, [-1], ov.Type.i32) for name in (POSITIONS, FIRSTS)]
-    model.add_parameters(layout)
-    inputs = *(node.output(0) for node in layout), model.input(BLOCKS).node.output(0)
-    found = {}
-    for node in nodes:
-        key_heads, _, size, _ = _sizes(node)
-        heads = node.get_input_partial_shape(0)[-1].get_length() // size
-        scale, window = (number(node.input_value(index)) or 0.0 for index in (9, 10))
-        bits = int(np.float32(scale).view(np.int32))
-        numbers = [heads, key_heads, size, bits, int(window) or ALL_TOKENS, 0, 0]
-        found[node.get_name()] = Attention(key_heads, size, np.array(numbers, np.int64), inputs)
-    return found
-
-
-def remove_cache(model: ov.Model) -> None:
-    """Remove the inputs that only attention in the graph needs. Early exports of optimum-intel read
-    the length of the context for their cosines too."""
-    read = {
-        value.get_node().get_name() for node in model.get_ops() for value in node.input_values()
-    }
-    for parameter in model.get_parameters():
-        name = parameter.output(0).get_any_name()
-        if ("_cache." in name or name in REPLACED) and parameter.get_name() not in read:
-            model.remove_parameter(parameter)
-
-
-def _sizes(node: ov.Node) -> list[int]:
-    info = node.get_rt_info()
-    return [info[name].astype(int) if name in info else 0 for name in _SIZES]
-
-
-def _is_plain(node: ov.Node) -> bool:
-    """Whether a token attends to tokens up to its own with nothing added to their scores."""
+def attention_of(node: ov.Node) -> Attention | None:
+    """The attention of a node of a paged decoder; None unless a token attends to tokens up to its
+    own with nothing added to their scores."""
     key_heads, value_heads, size, value_size = _sizes(node)
     values = node.input_values()
     scale, window = map(number, values[9:11])
     added = [value.get_partial_shape() for value in (values[11], *values[20:21])]
     if not key_heads == value_heads > 0 or not size == value_size > 0 or size % TILE:
-        return False
+        return None
     queries, keys, read = map(token_width, values[:3])
-    return (
+    plain = (
         queries > 0
         and queries % (key_heads * size) == 0
         and keys == read == key_heads * size
         and all(value.get_element_type() == ov.Type.f32 for value in values[:3])
-        and scale is not None
-        and window is not None
-        and 0 <= window <= ALL_TOKENS
         and all(shape.is_static and 0 in shape.to_shape() for shape in added)
     )
+    if not plain or scale is None or window is None or not 0 <= window <= ALL_TOKENS:
+        return None
+    bits = int(np.float32(scale).view(np.int32))
+    numbers = [queries // size, key_heads, size, bits, int(window) or ALL_TOKENS, 0, 0]
+    return Attention(key_heads, size, np.array(numbers, np.int64))
+
+
+def _sizes(node: ov.Node) -> list[int]:
+    info = node.get_rt_info()
+    return [info[name].astype(int) if name in info else 0 for name in _SIZES]
 
 
 def key_of(output: ov.Output) -> str:
@@ -111,10 +78,9 @@ def key_of(output: ov.Output) -> str:
     return f"{name}.{index}" if index else name
 
 
-def source_of_view(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
-    """The output of which `output` is a view, the same values in the same order with the tokens
-    first, and the nodes between."""
-    between: dict[str, ov.Node] = {}
+def source_of_view(output: ov.Output) -> ov.Output:
+    """The output of which `output` is a view: the same values in the same order with the tokens
+    first."""
     while token_width(output):
         node = output.get_node()
         kind = node.get_type_name()
@@ -126,28 +92,18 @@ def source_of_view(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]]:
             moved = [axis for axis in order.get_tensor_view().data if sizes[int(axis)] != 1]
             if moved != sorted(moved):
                 break
-        elif kind == "Slice":  # of a part that is turned, which may be all
+        elif kind in ("Slice", "StridedSlice"):  # of a part that is turned, which may be all
             if (part := part_of(output)) is None or token_width(part[0]) != token_width(output):
                 break
-        elif kind not in ("Reshape", "Unsqueeze", "Squeeze"):
+        elif kind not in ("Reshape", "Unsqueeze", "Squeeze", "Convert"):
             break
-        if tokens_and_width(node.input_value(0)) != tokens_and_width(output):
+        source = node.input_value(0)
+        if tokens_and_width(source) != tokens_and_width(output):
             break  # of other tokens
-        between |= {node.get_name(): node} | _shape_of(node)
-        output = node.input_value(0)
-    return output, between
-
-
-def _shape_of(node: ov.Node) -> dict[str, ov.Node]:
-    """The nodes that compute the shape to which a Reshape brings its input, by name."""
-    found = {}
-    reached = [value.get_node() for value in node.input_values()[1:]]
-    while reached:
-        node = reached.pop()
-        found[node.get_name()] = node
-        if node.get_type_name() in ("Concat", "Gather", "Unsqueeze"):
-            reached += [value.get_node() for value in node.input_values()]
-    return found
+        if source.get_element_type() != output.get_element_type():
+            break
+        output = source
+    return output
 
 
 def token_width(output: ov.Output) -> int:
@@ -189,9 +145,7 @@ def _partial_rotation(node: ov.Node) -> Rotation | None:
     size = before[0].get_partial_shape()[-1].get_length()
     if (before[1:], after[1:]) != ((0, found.turned), (found.turned, size)):
         return None
-    nodes = [first.get_node(), found.x.get_node(), rest.get_node()]
-    inner = found.covered | {part.get_name(): part for part in nodes}
-    return Rotation(before[0], found.cosines, found.sines, size, found.turned, inner)
+    return Rotation(before[0], found.cosines, found.sines, size, found.turned)
 
 
 def _rotation(node: ov.Node) -> Rotation | None:
@@ -202,14 +156,12 @@ def _rotation(node: ov.Node) -> Rotation | None:
         return None
     for straight, crossed in (terms, terms[::-1]):
         for swapped, sines in _both_ways(crossed):
-            if (halves := _swapped_halves(swapped)) is None:
+            if (x := _swapped_halves(swapped)) is None:
                 continue
-            x, inner = halves
             size = x.get_partial_shape()[-1].get_length()
             for same, cosines in _both_ways(straight):
                 if key_of(same) == key_of(x) and _are_angles(x, cosines, sines):
-                    inner |= {term.get_name(): term for term in terms}
-                    return Rotation(x, cosines, sines, size, size, inner)
+                    return Rotation(x, cosines, sines, size, size)
     return None
 
 
@@ -222,9 +174,8 @@ def _are_angles(x: ov.Output, *angles: ov.Output) -> bool:
     return same_axes and all(tokens_and_width(angle) == (tokens, size) for angle in angles)
 
 
-def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] | None:
-    """The x of concat(-second half, first half) along the last axis, and the nodes; None for
-    anything else."""
+def _swapped_halves(output: ov.Output) -> ov.Output | None:
+    """The x of concat(-second half, first half) along the last axis; None for anything else."""
     node = output.get_node()
     if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
         return None
@@ -240,10 +191,7 @@ def _swapped_halves(output: ov.Output) -> tuple[ov.Output, dict[str, ov.Node]] |
     halves = [0, size // 2], [size // 2, size]
     if key_of(x) != key_of(other) or (low, high) != halves or size % 2:
         return None
-    if node.get_attributes()["axis"] not in (-1, last):
-        return None
-    nodes = [node, negated.get_node(), first.get_node(), second.get_node()]
-    return x, {node.get_name(): node for node in nodes}
+    return x if node.get_attributes()["axis"] in (-1, last) else None
 
 
 def _both_ways(product: ov.Node) -> list[tuple[ov.Output, ov.Output]]:

@@ -14,8 +14,10 @@ import openvino as ov
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Run
-from .graph import HIDDEN, add_log_sums, last_line, split_products
-from .kernels import F32, plugin_properties, use_kernels
+from .forward import Forward
+from .graph import HIDDEN, add_log_sums, add_states, last_line
+from .instance import Inputs, RowInstances
+from .kernels import F32, plugin_properties
 
 _FRACTIONS = ["specdemo", "fractions"]
 _STATES = (HIDDEN, "state")
@@ -27,27 +29,21 @@ has evicted from the processor's caches."""
 
 class DraftHead:
     """The draft head in `xml`; column j of its logits stands for token `token_ids[j]` (int64
-    [V']). It is computed `in_kernels`, once they are compiled for the target model, if they can as
-    one node. Raises ModelError for any other file."""
+    [V']). It is computed `in_kernels`, once they are compiled for the target model, if they
+    can. Raises ModelError for any other file."""
 
     def __init__(self, xml: Path, core: ov.Core, in_kernels: bool = False):
         try:
             model = core.read_model(xml)
             self.token_ids = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
             self._widths = [model.input(name).partial_shape[-1].get_length() for name in _STATES]
+            state = model.output("next_state")
+            model.remove_result(state.node)
             add_log_sums(model)
-            if in_kernels:
-                split_products(model)
-                with suppress(ModelError):
-                    use_kernels(model, self, only_whole=True)
-            several = core.compile_model(model, "CPU", _PROPERTIES)
-            # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
-            model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
-            single = core.compile_model(model, "CPU", _PROPERTIES)
+            add_states(model, [state.node.input_value(0).get_node()])
+            self._instance = _compiled(model, core, in_kernels)
         except (RuntimeError, OSError, ValueError) as error:
             raise unusable(xml, error) from error
-        self._single, self._several = single.create_infer_request(), several.create_infer_request()
-        self._bound = {1: self._bind(self._single, 1)}
         self.states_width = self._widths[0]
         self.seconds = 0.0
         self.costs = CostModel()
@@ -56,17 +52,16 @@ class DraftHead:
         """Gives one row of logits with the next state for each run of one token, valid until the
         next forward. Raises ModelError when the inference fails."""
         count = len(batch)
-        request = self._single if count == 1 else self._several
-        if count not in self._bound:
-            self._bound = {1: self._bound[1], count: self._bind(request, count)}
-        (hidden, state, token), (rows, states, log_sums) = self._bound[count]
+        hidden, state = (np.zeros((count, width), np.float32) for width in self._widths)
         for row, run in enumerate(batch):
             hidden[row] = run.states
-            state[row] = 0 if run.chained is None else run.chained
-            token[row] = run.tokens[0]
+            if run.chained is not None:
+                state[row] = run.chained
+        tokens = [run.tokens[0] for run in batch]
+        inputs: Inputs = {"token": tokens, HIDDEN: hidden, "state": state}
         before = perf_counter()
         try:
-            request.infer(share_outputs=True)
+            rows, log_sums, states = self._instance.run(inputs)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         seconds = perf_counter() - before
@@ -75,20 +70,12 @@ class DraftHead:
         steps = [slice(row, row + 1) for row in range(count)]
         return [Logits(rows[step], log_sums[step, 0], states[step]) for step in steps]
 
-    def _bind(
-        self, request: ov.InferRequest, count: int
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Views of the inputs and outputs of `count` steps, which every inference overwrites:
-        passing arrays and asking for them costs more than a copy."""
-        inputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self._widths]
-        inputs.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
-        for name, tensor in zip((*_STATES, "token"), inputs, strict=True):
-            request.set_tensor(name, tensor)
-        widths = (len(self.token_ids), self._widths[1], 1)
-        outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
-        for index, tensor in enumerate(outputs):
-            request.set_output_tensor(index, tensor)
-        return [tensor.data for tensor in inputs], [tensor.data for tensor in outputs]
+
+def _compiled(model: ov.Model, core: ov.Core, in_kernels: bool) -> Forward | RowInstances:
+    if in_kernels:
+        with suppress(ModelError):
+            return Forward(model, core, _PROPERTIES)
+    return RowInstances(model, core, _PROPERTIES)
 
 
 def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:

@@ -61,10 +61,9 @@ class EagleHead(PagedModel):
         self.token_ids, self._width = head.tokens, head.width
         joining = core.compile_model(head.joining, "CPU", self.plugin)
         self._join = joining.create_infer_request()
-        self._use_kernels(head.step)
         return head.step
 
-    def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
+    def _states(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         rows = np.zeros((size, 1, self._width), np.float32)
         parts = [run.states for run in batch if run.states is not None]
         if parts:

@@ -1,7 +1,6 @@
 """Changes a decoder's graph before it is compiled: adds paged attention and further outputs, limits
 the output projection to the rows asked for, and splits products of several parts."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,10 @@ from ..faults import ModelError
 from ..messages import Taps
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
-POSITIONS, FIRSTS = "token_positions", "first_blocks"
-"""Added inputs for attention in kernels, int32 [tokens]: a token's position, and the index of its
-sequence's first block among the blocks of all."""
-
 RECURRENT = ("PagedGatedDeltaNet", "PagedCausalConv1D")  # layers with tables of states
 
 HIDDEN = "hidden"  # name of the added output of hidden states
+PARTS = "VariadicSplit", "Slice", "StridedSlice"
 CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
 
 
@@ -103,8 +99,8 @@ def add_log_sums(model: ov.Model) -> None:
 
 
 def add_hidden(model: ov.Model, taps: Taps) -> None:
-    """Add the output HIDDEN, float32 [tokens, H], to a decoder after `limit_logits`: the states
-    `taps` of all tokens. Raises ModelError when the graph has no such states."""
+    """Add the states `taps` of all tokens to the outputs of a decoder after `limit_logits`. Raises
+    ModelError when the graph has no such states."""
     output = output_projection(model).input_value(0).get_node().input_value(0).get_node()
     width = output.get_output_partial_shape(0)[-1]
     parts = [] if taps.layers else [output]
@@ -117,10 +113,10 @@ def add_hidden(model: ov.Model, taps: Taps) -> None:
 
 
 def add_states(model: ov.Model, parts: list[ov.Node]) -> None:
-    """Add the output HIDDEN: the states `parts` of all tokens, side by side."""
+    """Add the states `parts` of all tokens as outputs, float32 [tokens, H] each."""
     shape = ops.constant(np.array([-1, parts[0].get_output_partial_shape(0)[-1].get_length()]))
     flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
-    model.add_results([named_result(HIDDEN, ops.concat(flat, -1))])
+    model.add_results([*map(ops.result, flat)])
     model.validate_nodes_and_infer_types()
 
 
@@ -177,24 +173,35 @@ def output_projection(model: ov.Model) -> ov.Node:
     return node
 
 
-def weight_products(model: ov.Model) -> list[ov.Node]:
-    """The products of activations and weights [rows, columns], in order."""
-    nodes = model.get_ordered_ops()
-    return [node for node in nodes if node.get_type_name() == "MatMul" and _has_weights(node)]
-
-
-def _has_weights(product: ov.Node) -> bool:
+def is_product(node: ov.Node) -> bool:
     """Whether it multiplies activations by a matrix [rows, columns]."""
-    transposed, weights = product.get_attributes(), product.get_input_partial_shape(1)
+    if node.get_type_name() != "MatMul":
+        return False
+    transposed, weights = node.get_attributes(), node.get_input_partial_shape(1)
     right = transposed["transpose_b"] and not transposed["transpose_a"]
     return bool(right and weights.is_static and len(weights) == 2)
+
+
+def uncut_tables(model: ov.Model) -> None:
+    """Look angles up in whole tables, in place: early exports of optimum-intel cut them to the
+    length of the text, which depends on the keys. No position is beyond it."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Gather" or integer(node.input_value(2)) != 0:
+            continue
+        cut = node.input_value(0).get_node()
+        if cut.get_type_name() != "StridedSlice" or cut.get_attributes()["begin_mask"] != [0]:
+            continue
+        table, begin, _, step = cut.input_values()
+        constant = table.get_node().get_type_name() == "Constant"
+        if constant and [integer(begin), integer(step)] == [0, 1]:
+            node.input(0).replace_source_output(table)
 
 
 def split_products(model: ov.Model) -> None:
     """Make the parts of each product that are read by themselves products of their own, in place:
     queries, keys and values of every head (GPT-NeoX) or of all heads. Bits stay the same."""
     for node in model.get_ordered_ops():
-        for output in node.outputs() if node.get_type_name() in ("VariadicSplit", "Slice") else ():
+        for output in node.outputs() if node.get_type_name() in PARTS else ():
             if (found := part_of(output)) is not None and (made := _own_product(*found)):
                 output.replace(made.output(0))
     model.validate_nodes_and_infer_types()
@@ -213,7 +220,7 @@ def _own_product(whole: ov.Output, begin: int, end: int) -> ov.Node | None:
     constant = bias is None or (
         bias.get_type_name() == "Constant" and bias.get_element_type() in (ov.Type.f16, ov.Type.f32)
     )
-    if node.get_type_name() != "MatMul" or not constant or not _has_weights(node):
+    if not constant or not is_product(node):
         return None
     weights, shape = node.input_value(1).get_node(), whole.get_partial_shape()
     outputs, rank = weights.get_output_shape(0)[0], len(shape)
@@ -252,7 +259,7 @@ def _last(output: ov.Output) -> int | None:
 def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     """Of which output this is a part of the last axis, from where to where; None for others."""
     node, kind = output.get_node(), output.get_node().get_type_name()
-    if kind not in ("VariadicSplit", "Slice"):
+    if kind not in PARTS:
         return None
     x, *numbers = node.input_values()
     last = x.get_partial_shape()
@@ -262,15 +269,27 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
         return None
     lengths = [shape[-1].get_length() for shape in parts]
     index, axes = output.get_index(), (-1, len(last) - 1)
-    begin: int | None = None
+    begin = end = None
     if kind == "VariadicSplit" and integer(numbers[0]) in axes:
         begin = sum(lengths[:index])
     elif kind == "Slice" and any([*map(integer, numbers[2:])] == [1, axis] for axis in axes):
         begin, end = integer(numbers[0]), integer(numbers[1])
-        if begin is None and end is not None:
-            size = last[-1].get_length()
-            begin = size - lengths[0] if end >= size else None
+    elif kind == "StridedSlice" and _slices_last_axis(node):
+        begin, end = _last(numbers[0]), _last(numbers[1])
+    if begin is None and end is not None:
+        size = last[-1].get_length()
+        begin = size - lengths[0] if end >= size else None
     return None if begin is None or begin < 0 else (x, begin, begin + lengths[index])
+
+
+def _slices_last_axis(node: ov.Node) -> bool:
+    """Whether a StridedSlice takes a part of the last axis only, value by value."""
+    how, steps = node.get_attributes(), node.input_value(3).get_node()
+    masks = [how.pop(name) for name in ("begin_mask", "end_mask")]
+    expected = [1] * (len(node.get_output_partial_shape(0)) - 1) + [0]
+    if masks != [expected] * 2 or any(map(any, how.values())):
+        return False
+    return steps.get_type_name() == "Constant" and {*steps.get_tensor_view().data} == {1}
 
 
 def integer(output: ov.Output) -> int | None:
@@ -356,11 +375,6 @@ def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error, at most 200 characters; it usually names the cause. Raises
-    KeyboardInterrupt if that was one: OpenVINO makes an error of what a callback raises. Only the
-    main thread is interrupted; elsewhere a name in a model may read like one."""
-    interruptible = threading.current_thread() is threading.main_thread()
-    if interruptible and KeyboardInterrupt.__name__ in str(error):
-        raise KeyboardInterrupt from error
+    """The last line of an error, at most 200 characters; it usually names the cause."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:200]

@@ -3,7 +3,7 @@ run it. Importing this needs llvmlite."""
 
 import atexit
 import sys
-from ctypes import CFUNCTYPE, PYFUNCTYPE, c_int64
+from ctypes import CFUNCTYPE, c_int64
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -15,10 +15,8 @@ from .tiles import LINE_BYTES, lines
 MAX_THREADS, LINE_WORDS = 256, LINE_BYTES // 8
 THREADS, NEXT = LINE_WORDS, 6 * LINE_WORDS  # indices of `threads` and `next` in struct board
 
-BRIEF_ROWS, BRIEF_STEPS = 16, 64  # up to here Python waits for a segment
-
 SWITCH_SECONDS = 1e-4
-"""After which Python takes the interpreter from a busy thread; every segment needs it. Beside one a
+"""After which Python takes the interpreter from a busy thread; every forward needs it. Beside one a
 1.5 B model gave 0.7 tokens/s with Python's own 5 ms, 7.6 with these (alone 14.7)."""
 
 
@@ -50,15 +48,14 @@ class Kernels:
                 helper.start()
             self._board[THREADS] = len(self._helpers) + 1
 
-    def run(self, steps: int, count: int, slots: int, rows: int) -> None:
-        """Run the `count` steps of a `fusion.Program` at the address `steps` on `rows` rows of the
-        operands whose addresses are at `slots`. Callers hold `lock`."""
+    def run(self, steps: int, count: int, slots: int, rows: int, chosen: int) -> None:
+        """Run the `count` steps of a `forward.Program` at the address `steps` on `rows` rows of the
+        operands whose addresses are at `slots`, of which so many are `chosen`. Callers hold
+        `lock`."""
         for wake in self._wakes:
             if not wake.is_set():
                 wake.set()
-        brief = rows <= BRIEF_ROWS and count <= BRIEF_STEPS
-        run = self._code["run" if brief else "run beside Python"]
-        run(self._board.ctypes.data, steps, count, slots, rows)
+        self._code["run"](self._board.ctypes.data, steps, count, slots, rows, chosen)
 
     def room(self, size: int) -> int:
         """The address of `size` bytes of memory, until the next call. Callers hold `lock`."""
@@ -103,12 +100,7 @@ def _functions(file: bytes) -> dict[str, Any]:
     engine.add_object_file(binding.ObjectFileRef.from_data(file))
     engine.finalize_object()
     made = {"engine": engine}
-    # To let Python run meanwhile takes longer than a segment for few rows.
-    for name, function, kind, arguments in (
-        ("run", "run", PYFUNCTYPE, 5),
-        ("run beside Python", "run", CFUNCTYPE, 5),
-        ("help", "help", CFUNCTYPE, 2),
-    ):
-        prototype = kind(None, *[c_int64] * arguments)
-        made[name] = prototype(engine.get_function_address(function))
+    for name, arguments in (("run", 6), ("help", 2)):
+        prototype = CFUNCTYPE(None, *[c_int64] * arguments)
+        made[name] = prototype(engine.get_function_address(name))
     return made

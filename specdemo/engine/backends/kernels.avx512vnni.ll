@@ -247,334 +247,407 @@ define internal i64 @load(ptr noundef %0) #1 {
 
 declare i32 @sched_yield() #2
 
-define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr noundef %3, i64 noundef %4) #0 {
-  %6 = alloca ptr, align 8
+define dso_local void @run(ptr noundef %0, ptr noundef %1, i64 noundef %2, ptr noundef %3, i64 noundef %4, i64 noundef %5) #0 {
   %7 = alloca ptr, align 8
-  %8 = alloca i64, align 8
-  %9 = alloca ptr, align 8
-  %10 = alloca i64, align 8
-  %11 = alloca ptr, align 8
-  %12 = alloca ptr, align 8
+  %8 = alloca ptr, align 8
+  %9 = alloca i64, align 8
+  %10 = alloca ptr, align 8
+  %11 = alloca i64, align 8
+  %12 = alloca i64, align 8
   %13 = alloca ptr, align 8
   %14 = alloca ptr, align 8
   %15 = alloca ptr, align 8
-  %16 = alloca i64, align 8
-  %17 = alloca i64, align 8
+  %16 = alloca ptr, align 8
+  %17 = alloca ptr, align 8
   %18 = alloca ptr, align 8
-  %19 = alloca ptr, align 8
-  %20 = alloca %union.job, align 8
-  %21 = alloca i64, align 8
-  store ptr %0, ptr %6, align 8
-  store ptr %1, ptr %7, align 8
-  store i64 %2, ptr %8, align 8
-  store ptr %3, ptr %9, align 8
-  store i64 %4, ptr %10, align 8
-  %22 = load ptr, ptr %6, align 8
-  %23 = getelementptr inbounds nuw %struct.board, ptr %22, i32 0, i32 2
-  %24 = getelementptr inbounds nuw %struct.line, ptr %23, i32 0, i32 0
-  store i64 1, ptr %24, align 8
-  %25 = load ptr, ptr %7, align 8
-  store ptr %25, ptr %11, align 8
-  br label %26
+  %19 = alloca i64, align 8
+  %20 = alloca i64, align 8
+  %21 = alloca ptr, align 8
+  %22 = alloca ptr, align 8
+  %23 = alloca %union.job, align 8
+  %24 = alloca i64, align 8
+  %25 = alloca i64, align 8
+  %26 = alloca i64, align 8
+  store ptr %0, ptr %7, align 8
+  store ptr %1, ptr %8, align 8
+  store i64 %2, ptr %9, align 8
+  store ptr %3, ptr %10, align 8
+  store i64 %4, ptr %11, align 8
+  store i64 %5, ptr %12, align 8
+  %27 = load ptr, ptr %10, align 8
+  %28 = getelementptr inbounds ptr, ptr %27, i64 3
+  %29 = load ptr, ptr %28, align 8
+  store ptr %29, ptr %13, align 8
+  %30 = load ptr, ptr %7, align 8
+  %31 = getelementptr inbounds nuw %struct.board, ptr %30, i32 0, i32 2
+  %32 = getelementptr inbounds nuw %struct.line, ptr %31, i32 0, i32 0
+  store i64 1, ptr %32, align 8
+  %33 = load ptr, ptr %8, align 8
+  store ptr %33, ptr %14, align 8
+  br label %34
 
-26:
-  %27 = load ptr, ptr %11, align 8
-  %28 = load ptr, ptr %7, align 8
-  %29 = load i64, ptr %8, align 8
-  %30 = getelementptr inbounds %struct.step, ptr %28, i64 %29
-  %31 = icmp ult ptr %27, %30
-  br i1 %31, label %32, label %235
+34:
+  %35 = load ptr, ptr %14, align 8
+  %36 = load ptr, ptr %8, align 8
+  %37 = load i64, ptr %9, align 8
+  %38 = getelementptr inbounds %struct.step, ptr %36, i64 %37
+  %39 = icmp ult ptr %35, %38
+  br i1 %39, label %40, label %282
 
-32:
-  %33 = load ptr, ptr %9, align 8
-  %34 = load ptr, ptr %11, align 8
-  %35 = getelementptr inbounds nuw %struct.step, ptr %34, i32 0, i32 1
-  %36 = load i64, ptr %35, align 8
-  %37 = getelementptr inbounds ptr, ptr %33, i64 %36
-  %38 = load ptr, ptr %37, align 8
-  store ptr %38, ptr %12, align 8
-  %39 = load ptr, ptr %9, align 8
-  %40 = load ptr, ptr %11, align 8
-  %41 = getelementptr inbounds nuw %struct.step, ptr %40, i32 0, i32 2
-  %42 = load i64, ptr %41, align 8
-  %43 = getelementptr inbounds ptr, ptr %39, i64 %42
-  %44 = load ptr, ptr %43, align 8
-  store ptr %44, ptr %13, align 8
-  %45 = load ptr, ptr %9, align 8
-  %46 = load ptr, ptr %11, align 8
-  %47 = getelementptr inbounds nuw %struct.step, ptr %46, i32 0, i32 3
-  %48 = load i64, ptr %47, align 8
-  %49 = getelementptr inbounds ptr, ptr %45, i64 %48
-  %50 = load ptr, ptr %49, align 8
-  store ptr %50, ptr %14, align 8
-  %51 = load ptr, ptr %9, align 8
-  %52 = load ptr, ptr %11, align 8
-  %53 = getelementptr inbounds nuw %struct.step, ptr %52, i32 0, i32 3
-  %54 = load i64, ptr %53, align 8
-  %55 = getelementptr inbounds ptr, ptr %51, i64 %54
-  store ptr %55, ptr %15, align 8
-  %56 = load ptr, ptr %11, align 8
-  %57 = getelementptr inbounds nuw %struct.step, ptr %56, i32 0, i32 5
-  %58 = load i64, ptr %57, align 8
-  store i64 %58, ptr %16, align 8
-  %59 = load ptr, ptr %11, align 8
-  %60 = getelementptr inbounds nuw %struct.step, ptr %59, i32 0, i32 6
-  %61 = load i64, ptr %60, align 8
-  store i64 %61, ptr %17, align 8
-  %62 = load i64, ptr %17, align 8
-  %63 = inttoptr i64 %62 to ptr
+40:
+  %41 = load ptr, ptr %10, align 8
+  %42 = load ptr, ptr %14, align 8
+  %43 = getelementptr inbounds nuw %struct.step, ptr %42, i32 0, i32 1
+  %44 = load i64, ptr %43, align 8
+  %45 = getelementptr inbounds ptr, ptr %41, i64 %44
+  %46 = load ptr, ptr %45, align 8
+  store ptr %46, ptr %15, align 8
+  %47 = load ptr, ptr %10, align 8
+  %48 = load ptr, ptr %14, align 8
+  %49 = getelementptr inbounds nuw %struct.step, ptr %48, i32 0, i32 2
+  %50 = load i64, ptr %49, align 8
+  %51 = getelementptr inbounds ptr, ptr %47, i64 %50
+  %52 = load ptr, ptr %51, align 8
+  store ptr %52, ptr %16, align 8
+  %53 = load ptr, ptr %10, align 8
+  %54 = load ptr, ptr %14, align 8
+  %55 = getelementptr inbounds nuw %struct.step, ptr %54, i32 0, i32 3
+  %56 = load i64, ptr %55, align 8
+  %57 = getelementptr inbounds ptr, ptr %53, i64 %56
+  %58 = load ptr, ptr %57, align 8
+  store ptr %58, ptr %17, align 8
+  %59 = load ptr, ptr %10, align 8
+  %60 = load ptr, ptr %14, align 8
+  %61 = getelementptr inbounds nuw %struct.step, ptr %60, i32 0, i32 3
+  %62 = load i64, ptr %61, align 8
+  %63 = getelementptr inbounds ptr, ptr %59, i64 %62
   store ptr %63, ptr %18, align 8
-  %64 = load i64, ptr %17, align 8
-  %65 = inttoptr i64 %64 to ptr
-  store ptr %65, ptr %19, align 8
-  %66 = load i64, ptr %10, align 8
-  %67 = load i64, ptr %16, align 8
-  %68 = mul nsw i64 %66, %67
-  %69 = sdiv i64 %68, 8
-  store i64 %69, ptr %21, align 8
-  %70 = load ptr, ptr %11, align 8
-  %71 = getelementptr inbounds nuw %struct.step, ptr %70, i32 0, i32 0
-  %72 = load i64, ptr %71, align 8
-  switch i64 %72, label %219 [
-    i64 10, label %73
-    i64 11, label %88
-    i64 12, label %103
-    i64 13, label %110
-    i64 14, label %117
-    i64 15, label %130
-    i64 0, label %144
-    i64 1, label %169
-    i64 2, label %195
-    i64 3, label %195
-    i64 9, label %217
+  %64 = load ptr, ptr %14, align 8
+  %65 = getelementptr inbounds nuw %struct.step, ptr %64, i32 0, i32 5
+  %66 = load i64, ptr %65, align 8
+  store i64 %66, ptr %19, align 8
+  %67 = load ptr, ptr %14, align 8
+  %68 = getelementptr inbounds nuw %struct.step, ptr %67, i32 0, i32 6
+  %69 = load i64, ptr %68, align 8
+  store i64 %69, ptr %20, align 8
+  %70 = load i64, ptr %20, align 8
+  %71 = inttoptr i64 %70 to ptr
+  store ptr %71, ptr %21, align 8
+  %72 = load i64, ptr %20, align 8
+  %73 = inttoptr i64 %72 to ptr
+  store ptr %73, ptr %22, align 8
+  %74 = load i64, ptr %11, align 8
+  %75 = load i64, ptr %19, align 8
+  %76 = mul nsw i64 %74, %75
+  %77 = sdiv i64 %76, 8
+  store i64 %77, ptr %24, align 8
+  %78 = load ptr, ptr %14, align 8
+  %79 = getelementptr inbounds nuw %struct.step, ptr %78, i32 0, i32 0
+  %80 = load i64, ptr %79, align 8
+  switch i64 %80, label %266 [
+    i64 10, label %81
+    i64 11, label %96
+    i64 12, label %111
+    i64 13, label %118
+    i64 14, label %125
+    i64 15, label %138
+    i64 16, label %152
+    i64 0, label %191
+    i64 1, label %216
+    i64 2, label %242
+    i64 3, label %242
+    i64 9, label %264
   ]
 
-73:
-  %74 = load ptr, ptr %12, align 8
-  %75 = load ptr, ptr %13, align 8
-  %76 = load i64, ptr %10, align 8
-  %77 = load i64, ptr %16, align 8
-  %78 = mul nsw i64 %76, %77
-  %79 = load ptr, ptr %11, align 8
-  %80 = getelementptr inbounds nuw %struct.step, ptr %79, i32 0, i32 4
-  %81 = load i64, ptr %80, align 8
-  %82 = sdiv i64 %78, %81
-  %83 = load ptr, ptr %11, align 8
-  %84 = getelementptr inbounds nuw %struct.step, ptr %83, i32 0, i32 4
-  %85 = load i64, ptr %84, align 8
-  %86 = load i64, ptr %17, align 8
-  %87 = trunc i64 %86 to i32
-  call void @norm(ptr noundef %74, ptr noundef %75, i64 noundef %82, i64 noundef %85, i32 noundef %87, i32 noundef 0) #14
-  br label %232
+81:
+  %82 = load ptr, ptr %15, align 8
+  %83 = load ptr, ptr %16, align 8
+  %84 = load i64, ptr %11, align 8
+  %85 = load i64, ptr %19, align 8
+  %86 = mul nsw i64 %84, %85
+  %87 = load ptr, ptr %14, align 8
+  %88 = getelementptr inbounds nuw %struct.step, ptr %87, i32 0, i32 4
+  %89 = load i64, ptr %88, align 8
+  %90 = sdiv i64 %86, %89
+  %91 = load ptr, ptr %14, align 8
+  %92 = getelementptr inbounds nuw %struct.step, ptr %91, i32 0, i32 4
+  %93 = load i64, ptr %92, align 8
+  %94 = load i64, ptr %20, align 8
+  %95 = trunc i64 %94 to i32
+  call void @norm(ptr noundef %82, ptr noundef %83, i64 noundef %90, i64 noundef %93, i32 noundef %95, i32 noundef 0) #14
+  br label %279
 
-88:
-  %89 = load ptr, ptr %12, align 8
-  %90 = load ptr, ptr %13, align 8
-  %91 = load i64, ptr %10, align 8
-  %92 = load i64, ptr %16, align 8
-  %93 = mul nsw i64 %91, %92
-  %94 = load ptr, ptr %11, align 8
-  %95 = getelementptr inbounds nuw %struct.step, ptr %94, i32 0, i32 4
-  %96 = load i64, ptr %95, align 8
-  %97 = sdiv i64 %93, %96
-  %98 = load ptr, ptr %11, align 8
-  %99 = getelementptr inbounds nuw %struct.step, ptr %98, i32 0, i32 4
-  %100 = load i64, ptr %99, align 8
-  %101 = load i64, ptr %17, align 8
-  %102 = trunc i64 %101 to i32
-  call void @norm(ptr noundef %89, ptr noundef %90, i64 noundef %97, i64 noundef %100, i32 noundef %102, i32 noundef 1) #14
-  br label %232
-
-103:
-  %104 = load ptr, ptr %12, align 8
-  %105 = load ptr, ptr %13, align 8
+96:
+  %97 = load ptr, ptr %15, align 8
+  %98 = load ptr, ptr %16, align 8
+  %99 = load i64, ptr %11, align 8
+  %100 = load i64, ptr %19, align 8
+  %101 = mul nsw i64 %99, %100
+  %102 = load ptr, ptr %14, align 8
+  %103 = getelementptr inbounds nuw %struct.step, ptr %102, i32 0, i32 4
+  %104 = load i64, ptr %103, align 8
+  %105 = sdiv i64 %101, %104
   %106 = load ptr, ptr %14, align 8
-  %107 = load i64, ptr %10, align 8
-  %108 = load i64, ptr %16, align 8
-  %109 = load i64, ptr %17, align 8
-  call void @add(ptr noundef %104, ptr noundef %105, ptr noundef %106, i64 noundef %107, i64 noundef %108, i64 noundef %109) #14
-  br label %232
+  %107 = getelementptr inbounds nuw %struct.step, ptr %106, i32 0, i32 4
+  %108 = load i64, ptr %107, align 8
+  %109 = load i64, ptr %20, align 8
+  %110 = trunc i64 %109 to i32
+  call void @norm(ptr noundef %97, ptr noundef %98, i64 noundef %105, i64 noundef %108, i32 noundef %110, i32 noundef 1) #14
+  br label %279
 
-110:
-  %111 = load ptr, ptr %12, align 8
-  %112 = load ptr, ptr %13, align 8
-  %113 = load ptr, ptr %14, align 8
-  %114 = load i64, ptr %10, align 8
-  %115 = load i64, ptr %16, align 8
-  %116 = load i64, ptr %17, align 8
-  call void @multiply(ptr noundef %111, ptr noundef %112, ptr noundef %113, i64 noundef %114, i64 noundef %115, i64 noundef %116) #14
-  br label %232
+111:
+  %112 = load ptr, ptr %15, align 8
+  %113 = load ptr, ptr %16, align 8
+  %114 = load ptr, ptr %17, align 8
+  %115 = load i64, ptr %11, align 8
+  %116 = load i64, ptr %19, align 8
+  %117 = load i64, ptr %20, align 8
+  call void @add(ptr noundef %112, ptr noundef %113, ptr noundef %114, i64 noundef %115, i64 noundef %116, i64 noundef %117) #14
+  br label %279
 
-117:
-  %118 = load ptr, ptr %12, align 8
-  %119 = load ptr, ptr %13, align 8
-  %120 = load ptr, ptr %14, align 8
-  %121 = load ptr, ptr %9, align 8
-  %122 = load ptr, ptr %11, align 8
-  %123 = getelementptr inbounds nuw %struct.step, ptr %122, i32 0, i32 4
-  %124 = load i64, ptr %123, align 8
-  %125 = getelementptr inbounds ptr, ptr %121, i64 %124
-  %126 = load ptr, ptr %125, align 8
-  %127 = load i64, ptr %10, align 8
-  %128 = load i64, ptr %16, align 8
-  %129 = load i64, ptr %17, align 8
-  call void @rotate(ptr noundef %118, ptr noundef %119, ptr noundef %120, ptr noundef %126, i64 noundef %127, i64 noundef %128, i64 noundef %129) #14
-  br label %232
+118:
+  %119 = load ptr, ptr %15, align 8
+  %120 = load ptr, ptr %16, align 8
+  %121 = load ptr, ptr %17, align 8
+  %122 = load i64, ptr %11, align 8
+  %123 = load i64, ptr %19, align 8
+  %124 = load i64, ptr %20, align 8
+  call void @multiply(ptr noundef %119, ptr noundef %120, ptr noundef %121, i64 noundef %122, i64 noundef %123, i64 noundef %124) #14
+  br label %279
 
-130:
-  %131 = load ptr, ptr %19, align 8
-  %132 = load ptr, ptr %13, align 8
-  %133 = load ptr, ptr %14, align 8
-  %134 = load ptr, ptr %9, align 8
-  %135 = getelementptr inbounds ptr, ptr %134, i64 0
-  %136 = load ptr, ptr %135, align 8
-  %137 = load ptr, ptr %9, align 8
-  %138 = getelementptr inbounds ptr, ptr %137, i64 1
-  %139 = load ptr, ptr %138, align 8
-  %140 = load ptr, ptr %9, align 8
-  %141 = getelementptr inbounds ptr, ptr %140, i64 2
-  %142 = load ptr, ptr %141, align 8
-  %143 = load i64, ptr %10, align 8
-  call void @store(ptr noundef %131, ptr noundef %132, ptr noundef %133, ptr noundef %136, ptr noundef %139, ptr noundef %142, i64 noundef %143) #14
-  br label %232
+125:
+  %126 = load ptr, ptr %15, align 8
+  %127 = load ptr, ptr %16, align 8
+  %128 = load ptr, ptr %17, align 8
+  %129 = load ptr, ptr %10, align 8
+  %130 = load ptr, ptr %14, align 8
+  %131 = getelementptr inbounds nuw %struct.step, ptr %130, i32 0, i32 4
+  %132 = load i64, ptr %131, align 8
+  %133 = getelementptr inbounds ptr, ptr %129, i64 %132
+  %134 = load ptr, ptr %133, align 8
+  %135 = load i64, ptr %11, align 8
+  %136 = load i64, ptr %19, align 8
+  %137 = load i64, ptr %20, align 8
+  call void @rotate(ptr noundef %126, ptr noundef %127, ptr noundef %128, ptr noundef %134, i64 noundef %135, i64 noundef %136, i64 noundef %137) #14
+  br label %279
 
-144:
-  %145 = load ptr, ptr %18, align 8
-  %146 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 0
-  store ptr %145, ptr %146, align 8
-  %147 = load ptr, ptr %15, align 8
-  %148 = getelementptr inbounds ptr, ptr %147, i64 0
-  %149 = load ptr, ptr %148, align 8
-  %150 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 1
-  store ptr %149, ptr %150, align 8
-  %151 = load ptr, ptr %15, align 8
-  %152 = getelementptr inbounds ptr, ptr %151, i64 1
-  %153 = load ptr, ptr %152, align 8
-  %154 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 2
-  store ptr %153, ptr %154, align 8
-  %155 = load ptr, ptr %15, align 8
-  %156 = getelementptr inbounds ptr, ptr %155, i64 2
-  %157 = load ptr, ptr %156, align 8
-  %158 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 3
-  store ptr %157, ptr %158, align 8
-  %159 = load ptr, ptr %12, align 8
-  %160 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 4
-  store ptr %159, ptr %160, align 8
-  %161 = load i64, ptr %10, align 8
-  %162 = getelementptr inbounds nuw %struct.anon, ptr %20, i32 0, i32 5
-  store i64 %161, ptr %162, align 8
-  %163 = load ptr, ptr %18, align 8
-  %164 = getelementptr inbounds nuw %struct.matrix, ptr %163, i32 0, i32 8
-  %165 = load i64, ptr %164, align 8
-  %166 = add nsw i64 %165, 16
-  %167 = sub nsw i64 %166, 1
-  %168 = sdiv i64 %167, 16
-  store i64 %168, ptr %21, align 8
-  br label %226
+138:
+  %139 = load ptr, ptr %22, align 8
+  %140 = load ptr, ptr %16, align 8
+  %141 = load ptr, ptr %17, align 8
+  %142 = load ptr, ptr %10, align 8
+  %143 = getelementptr inbounds ptr, ptr %142, i64 0
+  %144 = load ptr, ptr %143, align 8
+  %145 = load ptr, ptr %10, align 8
+  %146 = getelementptr inbounds ptr, ptr %145, i64 1
+  %147 = load ptr, ptr %146, align 8
+  %148 = load ptr, ptr %10, align 8
+  %149 = getelementptr inbounds ptr, ptr %148, i64 2
+  %150 = load ptr, ptr %149, align 8
+  %151 = load i64, ptr %11, align 8
+  call void @store(ptr noundef %139, ptr noundef %140, ptr noundef %141, ptr noundef %144, ptr noundef %147, ptr noundef %150, i64 noundef %151) #14
+  br label %279
 
-169:
-  %170 = load ptr, ptr %19, align 8
-  %171 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 0
-  store ptr %170, ptr %171, align 8
-  %172 = load ptr, ptr %13, align 8
-  %173 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 1
-  store ptr %172, ptr %173, align 8
-  %174 = load ptr, ptr %9, align 8
-  %175 = getelementptr inbounds ptr, ptr %174, i64 0
-  %176 = load ptr, ptr %175, align 8
-  %177 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 2
-  store ptr %176, ptr %177, align 8
-  %178 = load ptr, ptr %9, align 8
-  %179 = getelementptr inbounds ptr, ptr %178, i64 1
-  %180 = load ptr, ptr %179, align 8
-  %181 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 3
-  store ptr %180, ptr %181, align 8
-  %182 = load ptr, ptr %9, align 8
-  %183 = getelementptr inbounds ptr, ptr %182, i64 2
-  %184 = load ptr, ptr %183, align 8
-  %185 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 5
-  store ptr %184, ptr %185, align 8
-  %186 = load ptr, ptr %12, align 8
-  %187 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 4
-  store ptr %186, ptr %187, align 8
-  %188 = load i64, ptr %10, align 8
-  %189 = getelementptr inbounds nuw %struct.anon.0, ptr %20, i32 0, i32 6
-  store i64 %188, ptr %189, align 8
-  %190 = load ptr, ptr %6, align 8
-  %191 = getelementptr inbounds nuw %struct.board, ptr %190, i32 0, i32 1
-  %192 = getelementptr inbounds nuw %struct.line, ptr %191, i32 0, i32 0
-  %193 = load i64, ptr %192, align 8
-  %194 = call i64 @plan_attention(ptr noundef %20, i64 noundef %193) #14
-  store i64 %194, ptr %21, align 8
-  br label %226
+152:
+  %153 = load i64, ptr %12, align 8
+  store i64 %153, ptr %11, align 8
+  store i64 0, ptr %25, align 8
+  br label %154
 
-195:
-  %196 = load ptr, ptr %13, align 8
-  %197 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 0
+154:
+  %155 = load i64, ptr %25, align 8
+  %156 = load i64, ptr %11, align 8
+  %157 = icmp slt i64 %155, %156
+  br i1 %157, label %158, label %190
+
+158:
+  store i64 0, ptr %26, align 8
+  br label %159
+
+159:
+  %160 = load i64, ptr %26, align 8
+  %161 = load i64, ptr %19, align 8
+  %162 = icmp slt i64 %160, %161
+  br i1 %162, label %163, label %186
+
+163:
+  %164 = load ptr, ptr %16, align 8
+  %165 = load ptr, ptr %13, align 8
+  %166 = load i64, ptr %25, align 8
+  %167 = getelementptr inbounds i32, ptr %165, i64 %166
+  %168 = load i32, ptr %167, align 4
+  %169 = sext i32 %168 to i64
+  %170 = load i64, ptr %19, align 8
+  %171 = mul nsw i64 %169, %170
+  %172 = load i64, ptr %26, align 8
+  %173 = add nsw i64 %171, %172
+  %174 = getelementptr inbounds float, ptr %164, i64 %173
+  %175 = load float, ptr %174, align 4
+  %176 = load ptr, ptr %15, align 8
+  %177 = load i64, ptr %25, align 8
+  %178 = load i64, ptr %19, align 8
+  %179 = mul nsw i64 %177, %178
+  %180 = load i64, ptr %26, align 8
+  %181 = add nsw i64 %179, %180
+  %182 = getelementptr inbounds float, ptr %176, i64 %181
+  store float %175, ptr %182, align 4
+  br label %183
+
+183:
+  %184 = load i64, ptr %26, align 8
+  %185 = add nsw i64 %184, 1
+  store i64 %185, ptr %26, align 8
+  br label %159, !llvm.loop !7
+
+186:
+  br label %187
+
+187:
+  %188 = load i64, ptr %25, align 8
+  %189 = add nsw i64 %188, 1
+  store i64 %189, ptr %25, align 8
+  br label %154, !llvm.loop !8
+
+190:
+  br label %279
+
+191:
+  %192 = load ptr, ptr %21, align 8
+  %193 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 0
+  store ptr %192, ptr %193, align 8
+  %194 = load ptr, ptr %18, align 8
+  %195 = getelementptr inbounds ptr, ptr %194, i64 0
+  %196 = load ptr, ptr %195, align 8
+  %197 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 1
   store ptr %196, ptr %197, align 8
-  %198 = load ptr, ptr %15, align 8
-  %199 = getelementptr inbounds ptr, ptr %198, i64 0
+  %198 = load ptr, ptr %18, align 8
+  %199 = getelementptr inbounds ptr, ptr %198, i64 1
   %200 = load ptr, ptr %199, align 8
-  %201 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 1
+  %201 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 2
   store ptr %200, ptr %201, align 8
-  %202 = load ptr, ptr %15, align 8
-  %203 = getelementptr inbounds ptr, ptr %202, i64 1
+  %202 = load ptr, ptr %18, align 8
+  %203 = getelementptr inbounds ptr, ptr %202, i64 2
   %204 = load ptr, ptr %203, align 8
-  %205 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 2
+  %205 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 3
   store ptr %204, ptr %205, align 8
   %206 = load ptr, ptr %15, align 8
-  %207 = getelementptr inbounds ptr, ptr %206, i64 2
-  %208 = load ptr, ptr %207, align 8
-  %209 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 3
-  store ptr %208, ptr %209, align 8
-  %210 = load i64, ptr %17, align 8
-  %211 = getelementptr inbounds nuw %struct.anon.1, ptr %20, i32 0, i32 4
-  store i64 %210, ptr %211, align 8
-  %212 = load i64, ptr %10, align 8
-  %213 = load i64, ptr %16, align 8
-  %214 = mul nsw i64 %212, %213
-  %215 = load i64, ptr %17, align 8
-  %216 = sdiv i64 %214, %215
-  store i64 %216, ptr %21, align 8
-  br label %226
+  %207 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 4
+  store ptr %206, ptr %207, align 8
+  %208 = load i64, ptr %11, align 8
+  %209 = getelementptr inbounds nuw %struct.anon, ptr %23, i32 0, i32 5
+  store i64 %208, ptr %209, align 8
+  %210 = load ptr, ptr %21, align 8
+  %211 = getelementptr inbounds nuw %struct.matrix, ptr %210, i32 0, i32 8
+  %212 = load i64, ptr %211, align 8
+  %213 = add nsw i64 %212, 16
+  %214 = sub nsw i64 %213, 1
+  %215 = sdiv i64 %214, 16
+  store i64 %215, ptr %24, align 8
+  br label %273
 
-217:
-  %218 = load i64, ptr %10, align 8
-  store i64 %218, ptr %21, align 8
-  br label %219
+216:
+  %217 = load ptr, ptr %22, align 8
+  %218 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 0
+  store ptr %217, ptr %218, align 8
+  %219 = load ptr, ptr %16, align 8
+  %220 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 1
+  store ptr %219, ptr %220, align 8
+  %221 = load ptr, ptr %10, align 8
+  %222 = getelementptr inbounds ptr, ptr %221, i64 0
+  %223 = load ptr, ptr %222, align 8
+  %224 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 2
+  store ptr %223, ptr %224, align 8
+  %225 = load ptr, ptr %10, align 8
+  %226 = getelementptr inbounds ptr, ptr %225, i64 1
+  %227 = load ptr, ptr %226, align 8
+  %228 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 3
+  store ptr %227, ptr %228, align 8
+  %229 = load ptr, ptr %10, align 8
+  %230 = getelementptr inbounds ptr, ptr %229, i64 2
+  %231 = load ptr, ptr %230, align 8
+  %232 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 5
+  store ptr %231, ptr %232, align 8
+  %233 = load ptr, ptr %15, align 8
+  %234 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 4
+  store ptr %233, ptr %234, align 8
+  %235 = load i64, ptr %11, align 8
+  %236 = getelementptr inbounds nuw %struct.anon.0, ptr %23, i32 0, i32 6
+  store i64 %235, ptr %236, align 8
+  %237 = load ptr, ptr %7, align 8
+  %238 = getelementptr inbounds nuw %struct.board, ptr %237, i32 0, i32 1
+  %239 = getelementptr inbounds nuw %struct.line, ptr %238, i32 0, i32 0
+  %240 = load i64, ptr %239, align 8
+  %241 = call i64 @plan_attention(ptr noundef %23, i64 noundef %240) #14
+  store i64 %241, ptr %24, align 8
+  br label %273
 
-219:
-  %220 = load ptr, ptr %12, align 8
-  %221 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 0
-  store ptr %220, ptr %221, align 8
-  %222 = load ptr, ptr %13, align 8
-  %223 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 1
-  store ptr %222, ptr %223, align 8
-  %224 = load i64, ptr %17, align 8
-  %225 = getelementptr inbounds nuw %struct.anon.2, ptr %20, i32 0, i32 2
-  store i64 %224, ptr %225, align 8
-  br label %226
+242:
+  %243 = load ptr, ptr %16, align 8
+  %244 = getelementptr inbounds nuw %struct.anon.1, ptr %23, i32 0, i32 0
+  store ptr %243, ptr %244, align 8
+  %245 = load ptr, ptr %18, align 8
+  %246 = getelementptr inbounds ptr, ptr %245, i64 0
+  %247 = load ptr, ptr %246, align 8
+  %248 = getelementptr inbounds nuw %struct.anon.1, ptr %23, i32 0, i32 1
+  store ptr %247, ptr %248, align 8
+  %249 = load ptr, ptr %18, align 8
+  %250 = getelementptr inbounds ptr, ptr %249, i64 1
+  %251 = load ptr, ptr %250, align 8
+  %252 = getelementptr inbounds nuw %struct.anon.1, ptr %23, i32 0, i32 2
+  store ptr %251, ptr %252, align 8
+  %253 = load ptr, ptr %18, align 8
+  %254 = getelementptr inbounds ptr, ptr %253, i64 2
+  %255 = load ptr, ptr %254, align 8
+  %256 = getelementptr inbounds nuw %struct.anon.1, ptr %23, i32 0, i32 3
+  store ptr %255, ptr %256, align 8
+  %257 = load i64, ptr %20, align 8
+  %258 = getelementptr inbounds nuw %struct.anon.1, ptr %23, i32 0, i32 4
+  store i64 %257, ptr %258, align 8
+  %259 = load i64, ptr %11, align 8
+  %260 = load i64, ptr %19, align 8
+  %261 = mul nsw i64 %259, %260
+  %262 = load i64, ptr %20, align 8
+  %263 = sdiv i64 %261, %262
+  store i64 %263, ptr %24, align 8
+  br label %273
 
-226:
-  %227 = load ptr, ptr %6, align 8
-  %228 = load i64, ptr %21, align 8
-  %229 = load ptr, ptr %11, align 8
-  %230 = getelementptr inbounds nuw %struct.step, ptr %229, i32 0, i32 0
-  %231 = load i64, ptr %230, align 8
-  call void @share(ptr noundef %227, ptr noundef %20, i64 noundef %228, i64 noundef %231) #14
-  br label %232
+264:
+  %265 = load i64, ptr %11, align 8
+  store i64 %265, ptr %24, align 8
+  br label %266
 
-232:
-  %233 = load ptr, ptr %11, align 8
-  %234 = getelementptr inbounds nuw %struct.step, ptr %233, i32 1
-  store ptr %234, ptr %11, align 8
-  br label %26, !llvm.loop !7
+266:
+  %267 = load ptr, ptr %15, align 8
+  %268 = getelementptr inbounds nuw %struct.anon.2, ptr %23, i32 0, i32 0
+  store ptr %267, ptr %268, align 8
+  %269 = load ptr, ptr %16, align 8
+  %270 = getelementptr inbounds nuw %struct.anon.2, ptr %23, i32 0, i32 1
+  store ptr %269, ptr %270, align 8
+  %271 = load i64, ptr %20, align 8
+  %272 = getelementptr inbounds nuw %struct.anon.2, ptr %23, i32 0, i32 2
+  store i64 %271, ptr %272, align 8
+  br label %273
 
-235:
-  %236 = load ptr, ptr %6, align 8
-  %237 = getelementptr inbounds nuw %struct.board, ptr %236, i32 0, i32 2
-  %238 = getelementptr inbounds nuw %struct.line, ptr %237, i32 0, i32 0
-  store i64 0, ptr %238, align 8
+273:
+  %274 = load ptr, ptr %7, align 8
+  %275 = load i64, ptr %24, align 8
+  %276 = load ptr, ptr %14, align 8
+  %277 = getelementptr inbounds nuw %struct.step, ptr %276, i32 0, i32 0
+  %278 = load i64, ptr %277, align 8
+  call void @share(ptr noundef %274, ptr noundef %23, i64 noundef %275, i64 noundef %278) #14
+  br label %279
+
+279:
+  %280 = load ptr, ptr %14, align 8
+  %281 = getelementptr inbounds nuw %struct.step, ptr %280, i32 1
+  store ptr %281, ptr %14, align 8
+  br label %34, !llvm.loop !9
+
+282:
+  %283 = load ptr, ptr %7, align 8
+  %284 = getelementptr inbounds nuw %struct.board, ptr %283, i32 0, i32 2
+  %285 = getelementptr inbounds nuw %struct.line, ptr %284, i32 0, i32 0
+  store i64 0, ptr %285, align 8
   ret void
 }
 
@@ -647,7 +720,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %48 = load i64, ptr %17, align 8
   %49 = add nsw i64 %48, 8
   store i64 %49, ptr %17, align 8
-  br label %36, !llvm.loop !8
+  br label %36, !llvm.loop !10
 
 50:
   %51 = load <8 x float>, ptr %15, align 32
@@ -689,7 +762,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %75 = load i64, ptr %18, align 8
   %76 = add nsw i64 %75, 8
   store i64 %76, ptr %18, align 8
-  br label %59, !llvm.loop !9
+  br label %59, !llvm.loop !11
 
 77:
   %78 = load <8 x float>, ptr %16, align 32
@@ -736,7 +809,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %109 = load i64, ptr %22, align 8
   %110 = add nsw i64 %109, 8
   store i64 %110, ptr %22, align 8
-  br label %88, !llvm.loop !10
+  br label %88, !llvm.loop !12
 
 111:
   br label %112
@@ -746,7 +819,7 @@ define internal void @norm(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 n
   %114 = load i64, ptr %13, align 8
   %115 = add nsw i64 %114, %113
   store i64 %115, ptr %13, align 8
-  br label %23, !llvm.loop !11
+  br label %23, !llvm.loop !13
 
 116:
   ret void
@@ -821,7 +894,7 @@ define internal void @add(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 no
   %52 = load i64, ptr %14, align 8
   %53 = add nsw i64 %52, 8
   store i64 %53, ptr %14, align 8
-  br label %21, !llvm.loop !12
+  br label %21, !llvm.loop !14
 
 54:
   br label %55
@@ -830,7 +903,7 @@ define internal void @add(ptr noundef %0, ptr noundef %1, ptr noundef %2, i64 no
   %56 = load i64, ptr %13, align 8
   %57 = add nsw i64 %56, 1
   store i64 %57, ptr %13, align 8
-  br label %16, !llvm.loop !13
+  br label %16, !llvm.loop !15
 
 58:
   ret void
@@ -905,7 +978,7 @@ define internal void @multiply(ptr noundef %0, ptr noundef %1, ptr noundef %2, i
   %52 = load i64, ptr %14, align 8
   %53 = add nsw i64 %52, 8
   store i64 %53, ptr %14, align 8
-  br label %21, !llvm.loop !14
+  br label %21, !llvm.loop !16
 
 54:
   br label %55
@@ -914,7 +987,7 @@ define internal void @multiply(ptr noundef %0, ptr noundef %1, ptr noundef %2, i
   %56 = load i64, ptr %13, align 8
   %57 = add nsw i64 %56, 1
   store i64 %57, ptr %13, align 8
-  br label %16, !llvm.loop !15
+  br label %16, !llvm.loop !17
 
 58:
   ret void
@@ -1074,7 +1147,7 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %123 = load i64, ptr %24, align 8
   %124 = add nsw i64 %123, 8
   store i64 %124, ptr %24, align 8
-  br label %67, !llvm.loop !16
+  br label %67, !llvm.loop !18
 
 125:
   br label %126
@@ -1145,7 +1218,7 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %181 = load i64, ptr %24, align 8
   %182 = add nsw i64 %181, 1
   store i64 %182, ptr %24, align 8
-  br label %126, !llvm.loop !17
+  br label %126, !llvm.loop !19
 
 183:
   %184 = load i64, ptr %16, align 8
@@ -1177,7 +1250,7 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %202 = load i64, ptr %24, align 8
   %203 = add nsw i64 %202, 1
   store i64 %203, ptr %24, align 8
-  br label %185, !llvm.loop !18
+  br label %185, !llvm.loop !20
 
 204:
   br label %205
@@ -1187,7 +1260,7 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %207 = load i64, ptr %21, align 8
   %208 = add nsw i64 %207, %206
   store i64 %208, ptr %21, align 8
-  br label %53, !llvm.loop !19
+  br label %53, !llvm.loop !21
 
 209:
   br label %210
@@ -1196,7 +1269,7 @@ define internal void @rotate(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr
   %211 = load i64, ptr %18, align 8
   %212 = add nsw i64 %211, 1
   store i64 %212, ptr %18, align 8
-  br label %35, !llvm.loop !20
+  br label %35, !llvm.loop !22
 
 213:
   ret void
@@ -1368,7 +1441,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %131 = load i32, ptr %26, align 4
   %132 = add nsw i32 %131, 1
   store i32 %132, ptr %26, align 4
-  br label %110, !llvm.loop !21
+  br label %110, !llvm.loop !23
 
 133:
   br label %134
@@ -1377,7 +1450,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %135 = load i64, ptr %23, align 8
   %136 = add nsw i64 %135, 8
   store i64 %136, ptr %23, align 8
-  br label %79, !llvm.loop !23
+  br label %79, !llvm.loop !25
 
 137:
   br label %138
@@ -1386,7 +1459,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %139 = load i64, ptr %20, align 8
   %140 = add nsw i64 %139, 1
   store i64 %140, ptr %20, align 8
-  br label %59, !llvm.loop !24
+  br label %59, !llvm.loop !26
 
 141:
   br label %142
@@ -1395,7 +1468,7 @@ define internal void @store(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr 
   %143 = load i64, ptr %17, align 8
   %144 = add nsw i64 %143, 1
   store i64 %144, ptr %17, align 8
-  br label %33, !llvm.loop !25
+  br label %33, !llvm.loop !27
 
 145:
   ret void
@@ -1471,7 +1544,7 @@ define internal i64 @plan_attention(ptr noundef %0, i64 noundef %1) #0 {
   %53 = load i64, ptr %11, align 8
   %54 = add nsw i64 %53, 1
   store i64 %54, ptr %11, align 8
-  br label %38, !llvm.loop !26
+  br label %38, !llvm.loop !28
 
 55:
   %56 = load i64, ptr %10, align 8
@@ -1545,7 +1618,7 @@ define internal i64 @plan_attention(ptr noundef %0, i64 noundef %1) #0 {
   %103 = load i64, ptr %16, align 8
   %104 = add nsw i64 %103, 1
   store i64 %104, ptr %16, align 8
-  br label %94, !llvm.loop !27
+  br label %94, !llvm.loop !29
 
 105:
   br label %106
@@ -1588,7 +1661,7 @@ define internal i64 @plan_attention(ptr noundef %0, i64 noundef %1) #0 {
   %130 = load i64, ptr %129, align 8
   %131 = mul nsw i64 %127, %130
   store i64 %131, ptr %13, align 8
-  br label %107, !llvm.loop !28
+  br label %107, !llvm.loop !30
 
 132:
   %133 = load i64, ptr %9, align 8
@@ -1675,7 +1748,7 @@ define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 
   %48 = load i64, ptr %12, align 8
   %49 = add nsw i64 %48, 1
   store i64 %49, ptr %12, align 8
-  br label %34, !llvm.loop !29
+  br label %34, !llvm.loop !31
 
 50:
   %51 = load ptr, ptr %5, align 8
@@ -1694,7 +1767,7 @@ define internal void @share(ptr noundef %0, ptr noundef %1, i64 noundef %2, i64 
 
 61:
   call void @pause() #14
-  br label %53, !llvm.loop !30
+  br label %53, !llvm.loop !32
 
 62:
   ret void
@@ -1792,7 +1865,7 @@ define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %65 = load i64, ptr %9, align 8
   %66 = add nsw i64 %65, 8
   store i64 %66, ptr %9, align 8
-  br label %21, !llvm.loop !31
+  br label %21, !llvm.loop !33
 
 67:
   br label %68
@@ -1801,7 +1874,7 @@ define internal void @matmul(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %69 = load i64, ptr %8, align 8
   %70 = add nsw i64 %69, 1
   store i64 %70, ptr %8, align 8
-  br label %16, !llvm.loop !32
+  br label %16, !llvm.loop !34
 
 71:
   ret void
@@ -2050,7 +2123,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
 179:
   %180 = load i64, ptr %29, align 8
   store i64 %180, ptr %28, align 8
-  br label %154, !llvm.loop !33
+  br label %154, !llvm.loop !35
 
 181:
   %182 = load i64, ptr %11, align 8
@@ -2091,7 +2164,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %205 = load i64, ptr %31, align 8
   %206 = add nsw i64 %205, 1
   store i64 %206, ptr %31, align 8
-  br label %188, !llvm.loop !34
+  br label %188, !llvm.loop !36
 
 207:
   br label %208
@@ -2114,7 +2187,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
 
 217:
   %218 = phi i1 [ false, %209 ], [ %216, %212 ]
-  br i1 %218, label %137, label %219, !llvm.loop !35
+  br i1 %218, label %137, label %219, !llvm.loop !37
 
 219:
   %220 = load i64, ptr %11, align 8
@@ -2191,7 +2264,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %267 = load i64, ptr %26, align 8
   %268 = add nsw i64 %267, 1
   store i64 %268, ptr %26, align 8
-  br label %254, !llvm.loop !36
+  br label %254, !llvm.loop !38
 
 269:
   %270 = load ptr, ptr %4, align 8
@@ -2216,7 +2289,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %286 = load i64, ptr %34, align 8
   %287 = add nsw i64 %286, 1
   store i64 %287, ptr %34, align 8
-  br label %232, !llvm.loop !37
+  br label %232, !llvm.loop !39
 
 288:
   br label %289
@@ -2225,7 +2298,7 @@ define internal void @attend(ptr noundef %0, i64 noundef %1, i64 noundef %2) #0 
   %290 = load i64, ptr %19, align 8
   %291 = add nsw i64 %290, 1
   store i64 %291, ptr %19, align 8
-  br label %94, !llvm.loop !38
+  br label %94, !llvm.loop !40
 
 292:
   %293 = load ptr, ptr %17, align 8
@@ -2301,7 +2374,7 @@ define internal void @swish_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) 
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !39
+  br label %9, !llvm.loop !41
 
 31:
   ret void
@@ -2347,7 +2420,7 @@ define internal void @gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !40
+  br label %9, !llvm.loop !42
 
 31:
   ret void
@@ -2393,7 +2466,7 @@ define internal void @erf_gelu_all(ptr noundef %0, i64 noundef %1, i64 noundef %
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !41
+  br label %9, !llvm.loop !43
 
 31:
   ret void
@@ -2439,7 +2512,7 @@ define internal void @relu_all(ptr noundef %0, i64 noundef %1, i64 noundef %2) #
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !42
+  br label %9, !llvm.loop !44
 
 31:
   ret void
@@ -2485,7 +2558,7 @@ define internal void @square_all(ptr noundef %0, i64 noundef %1, i64 noundef %2)
   %29 = load i64, ptr %7, align 8
   %30 = add nsw i64 %29, 1
   store i64 %30, ptr %7, align 8
-  br label %9, !llvm.loop !43
+  br label %9, !llvm.loop !45
 
 31:
   ret void
@@ -2564,7 +2637,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %52 = load i64, ptr %12, align 8
   %53 = add nsw i64 %52, 8
   store i64 %53, ptr %12, align 8
-  br label %34, !llvm.loop !44
+  br label %34, !llvm.loop !46
 
 54:
   %55 = load <8 x float>, ptr %10, align 32
@@ -2613,7 +2686,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %83 = load i64, ptr %17, align 8
   %84 = add nsw i64 %83, 8
   store i64 %84, ptr %17, align 8
-  br label %63, !llvm.loop !45
+  br label %63, !llvm.loop !47
 
 85:
   %86 = load <8 x float>, ptr %16, align 32
@@ -2626,7 +2699,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %90 = load i64, ptr %15, align 8
   %91 = add nsw i64 %90, 1024
   store i64 %91, ptr %15, align 8
-  br label %57, !llvm.loop !46
+  br label %57, !llvm.loop !48
 
 92:
   %93 = load <8 x float>, ptr %11, align 32
@@ -2646,7 +2719,7 @@ define internal void @log_sum_exp(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %104 = load i64, ptr %8, align 8
   %105 = add nsw i64 %104, 1
   store i64 %105, ptr %8, align 8
-  br label %22, !llvm.loop !47
+  br label %22, !llvm.loop !49
 
 106:
   ret void
@@ -3180,7 +3253,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %163 = load i32, ptr %29, align 4
   %164 = add nsw i32 %163, 1
   store i32 %164, ptr %29, align 4
-  br label %152, !llvm.loop !48
+  br label %152, !llvm.loop !50
 
 165:
   br label %166
@@ -3189,7 +3262,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %167 = load i32, ptr %28, align 4
   %168 = add nsw i32 %167, 1
   store i32 %168, ptr %28, align 4
-  br label %147, !llvm.loop !49
+  br label %147, !llvm.loop !51
 
 169:
   store i64 0, ptr %30, align 8
@@ -3234,7 +3307,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %191 = load i32, ptr %33, align 4
   %192 = add nsw i32 %191, 1
   store i32 %192, ptr %33, align 4
-  br label %180, !llvm.loop !50
+  br label %180, !llvm.loop !52
 
 193:
   br label %194
@@ -3243,7 +3316,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %195 = load i32, ptr %32, align 4
   %196 = add nsw i32 %195, 1
   store i32 %196, ptr %32, align 4
-  br label %175, !llvm.loop !51
+  br label %175, !llvm.loop !53
 
 197:
   %198 = load i64, ptr %30, align 8
@@ -3317,7 +3390,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %246 = load i32, ptr %39, align 4
   %247 = add nsw i32 %246, 1
   store i32 %247, ptr %39, align 4
-  br label %231, !llvm.loop !52
+  br label %231, !llvm.loop !54
 
 248:
   %249 = load i32, ptr %12, align 4
@@ -3423,7 +3496,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %318 = load i32, ptr %44, align 4
   %319 = add nsw i32 %318, 1
   store i32 %319, ptr %44, align 4
-  br label %290, !llvm.loop !53
+  br label %290, !llvm.loop !55
 
 320:
   br label %321
@@ -3432,7 +3505,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %322 = load i32, ptr %41, align 4
   %323 = add nsw i32 %322, 1
   store i32 %323, ptr %41, align 4
-  br label %270, !llvm.loop !54
+  br label %270, !llvm.loop !56
 
 324:
   br label %325
@@ -3441,7 +3514,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %326 = load i32, ptr %40, align 4
   %327 = add nsw i32 %326, 1
   store i32 %327, ptr %40, align 4
-  br label %265, !llvm.loop !55
+  br label %265, !llvm.loop !57
 
 328:
   br label %329
@@ -3450,7 +3523,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %330 = load i32, ptr %35, align 4
   %331 = add nsw i32 %330, 1
   store i32 %331, ptr %35, align 4
-  br label %209, !llvm.loop !56
+  br label %209, !llvm.loop !58
 
 332:
   br label %333
@@ -3459,7 +3532,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %334 = load i64, ptr %34, align 8
   %335 = add nsw i64 %334, 4
   store i64 %335, ptr %34, align 8
-  br label %201, !llvm.loop !57
+  br label %201, !llvm.loop !59
 
 336:
   store i32 0, ptr %46, align 4
@@ -3574,7 +3647,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %421 = load i32, ptr %50, align 4
   %422 = add nsw i32 %421, 1
   store i32 %422, ptr %50, align 4
-  br label %362, !llvm.loop !58
+  br label %362, !llvm.loop !60
 
 423:
   br label %424
@@ -3583,7 +3656,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %425 = load i32, ptr %46, align 4
   %426 = add nsw i32 %425, 1
   store i32 %426, ptr %46, align 4
-  br label %337, !llvm.loop !59
+  br label %337, !llvm.loop !61
 
 427:
   br label %428
@@ -3592,7 +3665,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %429 = load i64, ptr %30, align 8
   %430 = add nsw i64 %429, 1
   store i64 %430, ptr %30, align 8
-  br label %170, !llvm.loop !60
+  br label %170, !llvm.loop !62
 
 431:
   store i32 0, ptr %54, align 4
@@ -3638,7 +3711,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %459 = load i32, ptr %55, align 4
   %460 = add nsw i32 %459, 1
   store i32 %460, ptr %55, align 4
-  br label %437, !llvm.loop !61
+  br label %437, !llvm.loop !63
 
 461:
   br label %462
@@ -3647,7 +3720,7 @@ define internal void @multiply_tile(ptr noundef %0, i64 noundef %1, i64 noundef 
   %463 = load i32, ptr %54, align 4
   %464 = add nsw i32 %463, 1
   store i32 %464, ptr %54, align 4
-  br label %432, !llvm.loop !62
+  br label %432, !llvm.loop !64
 
 465:
   ret void
@@ -3809,7 +3882,7 @@ define internal i64 @end_of_request(ptr noundef %0, i64 noundef %1, i64 noundef 
   %30 = load i64, ptr %5, align 8
   %31 = add nsw i64 %30, 1
   store i64 %31, ptr %5, align 8
-  br label %14, !llvm.loop !63
+  br label %14, !llvm.loop !65
 
 32:
   %33 = load i64, ptr %5, align 8
@@ -3928,7 +4001,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %92 = load i64, ptr %23, align 8
   %93 = add nsw i64 %92, 1
   store i64 %93, ptr %23, align 8
-  br label %74, !llvm.loop !64
+  br label %74, !llvm.loop !66
 
 94:
   %95 = load i64, ptr %21, align 8
@@ -3987,7 +4060,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %132 = load i64, ptr %26, align 8
   %133 = add nsw i64 %132, 8
   store i64 %133, ptr %26, align 8
-  br label %122, !llvm.loop !65
+  br label %122, !llvm.loop !67
 
 134:
   %135 = load ptr, ptr %25, align 8
@@ -3999,7 +4072,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %138 = load i64, ptr %24, align 8
   %139 = add nsw i64 %138, 1
   store i64 %139, ptr %24, align 8
-  br label %108, !llvm.loop !66
+  br label %108, !llvm.loop !68
 
 140:
   %141 = load i64, ptr %21, align 8
@@ -4138,7 +4211,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %243 = load i64, ptr %34, align 8
   %244 = add nsw i64 %243, 1
   store i64 %244, ptr %34, align 8
-  br label %217, !llvm.loop !67
+  br label %217, !llvm.loop !69
 
 245:
   %246 = load i64, ptr %9, align 8
@@ -4291,7 +4364,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %354 = load i64, ptr %41, align 8
   %355 = add nsw i64 %354, 1
   store i64 %355, ptr %41, align 8
-  br label %308, !llvm.loop !68
+  br label %308, !llvm.loop !70
 
 356:
   %357 = load i64, ptr %40, align 8
@@ -4306,7 +4379,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %363 = load i64, ptr %36, align 8
   %364 = add nsw i64 %363, 4
   store i64 %364, ptr %36, align 8
-  br label %298, !llvm.loop !69
+  br label %298, !llvm.loop !71
 
 365:
   %366 = load i32, ptr %33, align 4
@@ -4323,7 +4396,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %371 = load i64, ptr %35, align 8
   %372 = add nsw i64 %371, 1
   store i64 %372, ptr %35, align 8
-  br label %247, !llvm.loop !70
+  br label %247, !llvm.loop !72
 
 373:
   br label %374
@@ -4332,7 +4405,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %375 = load i64, ptr %27, align 8
   %376 = add nsw i64 %375, 32
   store i64 %376, ptr %27, align 8
-  br label %142, !llvm.loop !71
+  br label %142, !llvm.loop !73
 
 377:
   ret void
@@ -4450,7 +4523,7 @@ define internal void @join(ptr noundef %0, ptr noundef %1, i64 noundef %2) #4 {
   %81 = load i64, ptr %11, align 8
   %82 = add nsw i64 %81, 8
   store i64 %82, ptr %11, align 8
-  br label %59, !llvm.loop !72
+  br label %59, !llvm.loop !74
 
 83:
   %84 = load float, ptr %8, align 4
@@ -4506,7 +4579,7 @@ define internal void @finish(ptr noundef %0, ptr noundef %1, i64 noundef %2) #3 
   %31 = load i64, ptr %8, align 8
   %32 = add nsw i64 %31, 8
   store i64 %32, ptr %8, align 8
-  br label %13, !llvm.loop !73
+  br label %13, !llvm.loop !75
 
 33:
   ret void
@@ -4684,7 +4757,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
   %43 = load i32, ptr %12, align 4
   %44 = add nsw i32 %43, 1
   store i32 %44, ptr %12, align 4
-  br label %19, !llvm.loop !74
+  br label %19, !llvm.loop !76
 
 45:
   %46 = load i32, ptr %8, align 4
@@ -4723,7 +4796,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
   %70 = load i64, ptr %14, align 8
   %71 = add nsw i64 %70, %69
   store i64 %71, ptr %14, align 8
-  br label %48, !llvm.loop !75
+  br label %48, !llvm.loop !77
 
 72:
   %73 = load i32, ptr %13, align 4
@@ -4819,7 +4892,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %45 = load i32, ptr %13, align 4
   %46 = add nsw i32 %45, 1
   store i32 %46, ptr %13, align 4
-  br label %33, !llvm.loop !76
+  br label %33, !llvm.loop !78
 
 47:
   br label %48
@@ -4828,7 +4901,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %49 = load i32, ptr %12, align 4
   %50 = add nsw i32 %49, 1
   store i32 %50, ptr %12, align 4
-  br label %28, !llvm.loop !77
+  br label %28, !llvm.loop !79
 
 51:
   store i64 0, ptr %14, align 8
@@ -4912,7 +4985,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %106 = load i32, ptr %17, align 4
   %107 = add nsw i32 %106, 1
   store i32 %107, ptr %17, align 4
-  br label %91, !llvm.loop !78
+  br label %91, !llvm.loop !80
 
 108:
   store i32 0, ptr %18, align 4
@@ -4970,7 +5043,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %148 = load i32, ptr %19, align 4
   %149 = add nsw i32 %148, 1
   store i32 %149, ptr %19, align 4
-  br label %114, !llvm.loop !79
+  br label %114, !llvm.loop !81
 
 150:
   br label %151
@@ -4979,7 +5052,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %152 = load i32, ptr %18, align 4
   %153 = add nsw i32 %152, 1
   store i32 %153, ptr %18, align 4
-  br label %109, !llvm.loop !80
+  br label %109, !llvm.loop !82
 
 154:
   br label %155
@@ -4988,7 +5061,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %156 = load i64, ptr %14, align 8
   %157 = add nsw i64 %156, 1
   store i64 %157, ptr %14, align 8
-  br label %52, !llvm.loop !81
+  br label %52, !llvm.loop !83
 
 158:
   store i32 0, ptr %20, align 4
@@ -5034,7 +5107,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %186 = load i32, ptr %21, align 4
   %187 = add nsw i32 %186, 1
   store i32 %187, ptr %21, align 4
-  br label %164, !llvm.loop !82
+  br label %164, !llvm.loop !84
 
 188:
   br label %189
@@ -5043,7 +5116,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %190 = load i32, ptr %20, align 4
   %191 = add nsw i32 %190, 1
   store i32 %191, ptr %20, align 4
-  br label %159, !llvm.loop !83
+  br label %159, !llvm.loop !85
 
 192:
   br label %193
@@ -5053,7 +5126,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %195 = load i32, ptr %10, align 4
   %196 = add nsw i32 %195, %194
   store i32 %196, ptr %10, align 4
-  br label %24, !llvm.loop !84
+  br label %24, !llvm.loop !86
 
 197:
   ret void
@@ -5152,7 +5225,7 @@ define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %
   %78 = load i32, ptr %12, align 4
   %79 = add nsw i32 %78, 1
   store i32 %79, ptr %12, align 4
-  br label %24, !llvm.loop !85
+  br label %24, !llvm.loop !87
 
 80:
   %81 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 0
@@ -5188,7 +5261,7 @@ define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %
   %102 = load i32, ptr %16, align 4
   %103 = add nsw i32 %102, 1
   store i32 %103, ptr %16, align 4
-  br label %83, !llvm.loop !86
+  br label %83, !llvm.loop !88
 
 104:
   %105 = load ptr, ptr %6, align 8
@@ -5273,7 +5346,7 @@ define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %
   %161 = load i32, ptr %22, align 4
   %162 = add nsw i32 %161, 1
   store i32 %162, ptr %22, align 4
-  br label %131, !llvm.loop !87
+  br label %131, !llvm.loop !89
 
 163:
   %164 = load ptr, ptr %6, align 8
@@ -5371,7 +5444,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %62 = load i32, ptr %17, align 4
   %63 = add nsw i32 %62, 1
   store i32 %63, ptr %17, align 4
-  br label %31, !llvm.loop !88
+  br label %31, !llvm.loop !90
 
 64:
   br label %65
@@ -5380,7 +5453,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %66 = load i32, ptr %16, align 4
   %67 = add nsw i32 %66, 1
   store i32 %67, ptr %16, align 4
-  br label %26, !llvm.loop !89
+  br label %26, !llvm.loop !91
 
 68:
   %69 = load ptr, ptr %11, align 8
@@ -5436,7 +5509,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %105 = load i32, ptr %21, align 4
   %106 = add nsw i32 %105, 1
   store i32 %106, ptr %21, align 4
-  br label %90, !llvm.loop !90
+  br label %90, !llvm.loop !92
 
 107:
   store i32 0, ptr %22, align 4
@@ -5493,7 +5566,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %146 = load i32, ptr %23, align 4
   %147 = add nsw i32 %146, 1
   store i32 %147, ptr %23, align 4
-  br label %113, !llvm.loop !91
+  br label %113, !llvm.loop !93
 
 148:
   br label %149
@@ -5502,7 +5575,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %150 = load i32, ptr %22, align 4
   %151 = add nsw i32 %150, 1
   store i32 %151, ptr %22, align 4
-  br label %108, !llvm.loop !92
+  br label %108, !llvm.loop !94
 
 152:
   br label %153
@@ -5511,7 +5584,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %154 = load i64, ptr %18, align 8
   %155 = add nsw i64 %154, 1
   store i64 %155, ptr %18, align 8
-  br label %72, !llvm.loop !93
+  br label %72, !llvm.loop !95
 
 156:
   store i32 0, ptr %24, align 4
@@ -5560,7 +5633,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %187 = load i32, ptr %25, align 4
   %188 = add nsw i32 %187, 1
   store i32 %188, ptr %25, align 4
-  br label %162, !llvm.loop !94
+  br label %162, !llvm.loop !96
 
 189:
   br label %190
@@ -5569,7 +5642,7 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %191 = load i32, ptr %24, align 4
   %192 = add nsw i32 %191, 1
   store i32 %192, ptr %24, align 4
-  br label %157, !llvm.loop !95
+  br label %157, !llvm.loop !97
 
 193:
   ret void
@@ -5663,7 +5736,7 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   %43 = load i32, ptr %8, align 4
   %44 = add nsw i32 %43, 1
   store i32 %44, ptr %8, align 4
-  br label %29, !llvm.loop !96
+  br label %29, !llvm.loop !98
 
 45:
   %46 = load <8 x float>, ptr %7, align 32
@@ -5713,7 +5786,7 @@ define internal float @sum(<8 x float> noundef %0) #3 {
   %15 = load i32, ptr %4, align 4
   %16 = add nsw i32 %15, 1
   store i32 %16, ptr %4, align 4
-  br label %5, !llvm.loop !97
+  br label %5, !llvm.loop !99
 
 17:
   %18 = load float, ptr %3, align 4
@@ -5802,7 +5875,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %61 = load i64, ptr %14, align 8
   %62 = add nsw i64 %61, 8
   store i64 %62, ptr %14, align 8
-  br label %40, !llvm.loop !98
+  br label %40, !llvm.loop !100
 
 63:
   %64 = load <8 x float>, ptr %13, align 32
@@ -5907,7 +5980,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %129 = load i64, ptr %19, align 8
   %130 = add nsw i64 %129, 8
   store i64 %130, ptr %19, align 8
-  br label %75, !llvm.loop !99
+  br label %75, !llvm.loop !101
 
 131:
   %132 = load <8 x i32>, ptr %18, align 32
@@ -5933,7 +6006,7 @@ define internal void @round_groups(ptr noundef %0, i64 noundef %1, i64 noundef %
   %148 = load i64, ptr %10, align 8
   %149 = add nsw i64 %148, 1
   store i64 %149, ptr %10, align 8
-  br label %28, !llvm.loop !100
+  br label %28, !llvm.loop !102
 
 150:
   ret void
@@ -6022,7 +6095,7 @@ define internal <8 x float> @erf_gelu(<8 x float> noundef %0) #3 {
   %26 = load i32, ptr %5, align 4
   %27 = add nsw i32 %26, 1
   store i32 %27, ptr %5, align 4
-  br label %12, !llvm.loop !101
+  br label %12, !llvm.loop !103
 
 28:
   %29 = load <8 x float>, ptr %4, align 32
@@ -6119,10 +6192,10 @@ attributes #14 = { nobuiltin "no-builtins" }
 !18 = distinct !{!18, !4}
 !19 = distinct !{!19, !4}
 !20 = distinct !{!20, !4}
-!21 = distinct !{!21, !4, !22}
-!22 = !{!"llvm.loop.unroll.full"}
-!23 = distinct !{!23, !4}
-!24 = distinct !{!24, !4}
+!21 = distinct !{!21, !4}
+!22 = distinct !{!22, !4}
+!23 = distinct !{!23, !4, !24}
+!24 = !{!"llvm.loop.unroll.full"}
 !25 = distinct !{!25, !4}
 !26 = distinct !{!26, !4}
 !27 = distinct !{!27, !4}
@@ -6146,23 +6219,23 @@ attributes #14 = { nobuiltin "no-builtins" }
 !45 = distinct !{!45, !4}
 !46 = distinct !{!46, !4}
 !47 = distinct !{!47, !4}
-!48 = distinct !{!48, !4, !22}
-!49 = distinct !{!49, !4, !22}
-!50 = distinct !{!50, !4, !22}
-!51 = distinct !{!51, !4, !22}
-!52 = distinct !{!52, !4, !22}
-!53 = distinct !{!53, !4, !22}
-!54 = distinct !{!54, !4, !22}
-!55 = distinct !{!55, !4, !22}
-!56 = distinct !{!56, !4, !22}
-!57 = distinct !{!57, !4}
-!58 = distinct !{!58, !4, !22}
-!59 = distinct !{!59, !4, !22}
-!60 = distinct !{!60, !4}
-!61 = distinct !{!61, !4, !22}
-!62 = distinct !{!62, !4, !22}
-!63 = distinct !{!63, !4}
-!64 = distinct !{!64, !4}
+!48 = distinct !{!48, !4}
+!49 = distinct !{!49, !4}
+!50 = distinct !{!50, !4, !24}
+!51 = distinct !{!51, !4, !24}
+!52 = distinct !{!52, !4, !24}
+!53 = distinct !{!53, !4, !24}
+!54 = distinct !{!54, !4, !24}
+!55 = distinct !{!55, !4, !24}
+!56 = distinct !{!56, !4, !24}
+!57 = distinct !{!57, !4, !24}
+!58 = distinct !{!58, !4, !24}
+!59 = distinct !{!59, !4}
+!60 = distinct !{!60, !4, !24}
+!61 = distinct !{!61, !4, !24}
+!62 = distinct !{!62, !4}
+!63 = distinct !{!63, !4, !24}
+!64 = distinct !{!64, !4, !24}
 !65 = distinct !{!65, !4}
 !66 = distinct !{!66, !4}
 !67 = distinct !{!67, !4}
@@ -6172,31 +6245,33 @@ attributes #14 = { nobuiltin "no-builtins" }
 !71 = distinct !{!71, !4}
 !72 = distinct !{!72, !4}
 !73 = distinct !{!73, !4}
-!74 = distinct !{!74, !4, !22}
+!74 = distinct !{!74, !4}
 !75 = distinct !{!75, !4}
-!76 = distinct !{!76, !4, !22}
-!77 = distinct !{!77, !4, !22}
-!78 = distinct !{!78, !4, !22}
-!79 = distinct !{!79, !4, !22}
-!80 = distinct !{!80, !4, !22}
-!81 = distinct !{!81, !4}
-!82 = distinct !{!82, !4, !22}
-!83 = distinct !{!83, !4, !22}
-!84 = distinct !{!84, !4, !22}
-!85 = distinct !{!85, !4, !22}
-!86 = distinct !{!86, !4, !22}
-!87 = distinct !{!87, !4, !22}
-!88 = distinct !{!88, !4, !22}
-!89 = distinct !{!89, !4, !22}
-!90 = distinct !{!90, !4, !22}
-!91 = distinct !{!91, !4, !22}
-!92 = distinct !{!92, !4, !22}
-!93 = distinct !{!93, !4}
-!94 = distinct !{!94, !4, !22}
-!95 = distinct !{!95, !4, !22}
-!96 = distinct !{!96, !4, !22}
-!97 = distinct !{!97, !4, !22}
-!98 = distinct !{!98, !4}
-!99 = distinct !{!99, !4}
+!76 = distinct !{!76, !4, !24}
+!77 = distinct !{!77, !4}
+!78 = distinct !{!78, !4, !24}
+!79 = distinct !{!79, !4, !24}
+!80 = distinct !{!80, !4, !24}
+!81 = distinct !{!81, !4, !24}
+!82 = distinct !{!82, !4, !24}
+!83 = distinct !{!83, !4}
+!84 = distinct !{!84, !4, !24}
+!85 = distinct !{!85, !4, !24}
+!86 = distinct !{!86, !4, !24}
+!87 = distinct !{!87, !4, !24}
+!88 = distinct !{!88, !4, !24}
+!89 = distinct !{!89, !4, !24}
+!90 = distinct !{!90, !4, !24}
+!91 = distinct !{!91, !4, !24}
+!92 = distinct !{!92, !4, !24}
+!93 = distinct !{!93, !4, !24}
+!94 = distinct !{!94, !4, !24}
+!95 = distinct !{!95, !4}
+!96 = distinct !{!96, !4, !24}
+!97 = distinct !{!97, !4, !24}
+!98 = distinct !{!98, !4, !24}
+!99 = distinct !{!99, !4, !24}
 !100 = distinct !{!100, !4}
-!101 = distinct !{!101, !4, !22}
+!101 = distinct !{!101, !4}
+!102 = distinct !{!102, !4}
+!103 = distinct !{!103, !4, !24}

@@ -83,10 +83,10 @@ INLINE floats exponential(floats x)
  * are cut into `threads` shares, and each share into PARTS. A thread takes the parts of its own
  * share first, then what others have left. Python allocates the board and writes `threads`. */
 
-/* In the order of OPERATIONS in fusion.py. Those up to LOG_SUM_EXP are jobs. */
+/* In the order of OPERATIONS in steps.py. Those up to LOG_SUM_EXP are jobs. */
 enum operation {
     MATMUL, ATTEND, ROUND4, ROUND8, SWISH, GELU, ERF_GELU, RELU, SQUARE, LOG_SUM_EXP,
-    NORMALIZE, STANDARDIZE, ADD, MULTIPLY, ROTATE, STORE,
+    NORMALIZE, STANDARDIZE, ADD, MULTIPLY, ROTATE, STORE, CHOOSE,
 };
 
 /* Weights in tiles, as tiles.py arranges them. A tile has the weights of TILE outputs; its word
@@ -985,7 +985,7 @@ static void share(
 extern int sched_yield(void);
 
 /* A helping thread looks for work so often before it lets others run, and lets others run so often
- * before it sleeps: some milliseconds, more than the plugin needs between two segments. */
+ * before it sleeps: some milliseconds, more than lie between two forwards. */
 enum { SPINS = 200, YIELDS = 1000 };
 
 /* Take parts of the jobs on the board, until there was none for a while. */
@@ -1010,11 +1010,13 @@ struct step {
     int64_t operation, y, x, other, third, width, number;
 };
 
-/* Run the steps of a `fusion.Program` on `rows` rows. With attention, the first three slots are the
- * layout of the tokens: positions, firsts, and blocks. */
+/* Run the steps of a `forward.Program` on `rows` rows, those that follow CHOOSE on `chosen` of them.
+ * The first slots are the layout of the tokens: positions, firsts, blocks, and indices of rows. */
 void run(
-    struct board *board, const struct step *steps, int64_t count, void *const *slots, int64_t rows)
+    struct board *board, const struct step *steps, int64_t count, void *const *slots, int64_t rows,
+    int64_t chosen)
 {
+    const int32_t *indices = slots[3];
     board->running.word = 1;
     for (const struct step *step = steps; step < steps + count; step++) {
         float *y = slots[step->y];
@@ -1043,6 +1045,12 @@ void run(
             continue;
         case STORE:
             store(layer, x, other, slots[0], slots[1], slots[2], rows);
+            continue;
+        case CHOOSE:
+            rows = chosen;
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t column = 0; column < width; column++)
+                    y[row * width + column] = x[indices[row] * width + column];
             continue;
         case MATMUL:
             job.matmul.matrix = matrix;

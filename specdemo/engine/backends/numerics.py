@@ -21,7 +21,7 @@ from ..pair_files import Checkpoint, PairFiles, weights_size
 from ..profile import Invariance, ModelProfile, Properties
 from . import graph, kernels
 from .draft_head import fractions
-from .paged import open_model
+from .paged import CACHE, open_model
 
 KERNEL_WEIGHTS = 20_000_000
 """Bytes of weights from which `kernels` are used: their code is compiled in a second."""
@@ -61,7 +61,7 @@ def candidates(
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
     if kv_cache != "u8":
         tried.append((kernels.F32, cache, (kernels.GROUP, "0")))
-    if not uses_kernels(source):
+    if not uses_kernels(source) or cache != CACHE:
         return tried
     own = kernels.F32, cache, (kernels.GROUP, "0"), kernels.forward_by(kernels.KERNELS)
     otherwise = kernels.forward_by(kernels.PLUGIN)

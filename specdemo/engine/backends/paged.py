@@ -3,11 +3,11 @@ shortens a `KVSequence` and never copies the cache."""
 
 import math
 import mmap
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, repeat
+from collections.abc import Iterable
+from itertools import accumulate, chain
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -17,11 +17,11 @@ from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
 from ..pair_files import Checkpoint
-from . import attention, graph, kernels, recurrent
+from . import graph, kernels, recurrent
+from .forward import Forward
+from .instance import Form, Instance
 
 CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention
-
-Form = tuple[ov.Type, list[int]]  # of a block of a cache or of a table of states
 
 
 def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
@@ -53,69 +53,6 @@ class Layout(NamedTuple):
     recurrent: list[recurrent.StatePart]
 
 
-class Instance:
-    """A compiled instance of a model, and its inputs. `seconds` is of the last inference."""
-
-    def __init__(self, compiled: ov.CompiledModel):
-        self.request = compiled.create_infer_request()
-        self._ports = {name: port for port in compiled.inputs for name in port.names}
-        self.cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
-        tables = [name for name in self._ports if name.startswith(recurrent.TABLES)]
-        self.table_ports = [self._ports[name] for name in tables]
-        self._tensors: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
-        self._bound: dict[str, ov.Tensor] = {}
-        self.seconds = 0.0
-
-    def run(self, layout: Layout, states: dict[str, np.ndarray]) -> Logits:
-        """Run one forward, with `states` as further inputs; gives the logits of the `wanted`
-        tokens, valid until the next run."""
-        tokens, starts, blocks = zip(*layout.parts, strict=True)
-        ends = [start + len(ids) for ids, start in zip(tokens, starts, strict=True)]
-        inputs = {
-            "input_ids": _joined(tokens),
-            "position_ids": _joined(map(range, starts, ends)),
-            "past_lens": starts,
-            "subsequence_begins": [0, *accumulate(map(len, tokens))],
-            "block_indices": _joined(blocks),
-            "block_indices_begins": [0, *accumulate(map(len, blocks))],
-            "max_context_len": [max(ends)],
-            graph.ROWS_INPUT: layout.wanted,
-        }
-        if graph.FIRSTS in self._ports:  # as the kernels read it
-            firsts = inputs["block_indices_begins"][:-1]
-            counts = map(len, tokens)
-            inputs |= {
-                graph.POSITIONS: inputs["position_ids"],
-                graph.FIRSTS: _joined(map(repeat, firsts, counts)),
-            }
-        if layout.recurrent:
-            inputs |= recurrent.inputs_of(layout.recurrent)
-        for name in inputs.keys() & self._ports.keys():
-            self._bind(name, inputs[name])
-        for name, array in states.items():
-            self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-        before = perf_counter()
-        # Without share_outputs the results would be copied into unused arrays.
-        rows, log_sum, *state = self.request.infer(share_outputs=True).to_tuple()
-        self.seconds = perf_counter() - before
-        return Logits(rows.reshape(len(layout.wanted), -1), log_sum.reshape(-1), *state)
-
-    def _bind(self, name: str, values: Sequence[int]) -> None:
-        """Set the input `name`. A new tensor delays the inference, so one is kept for each size."""
-        port, size = self._ports[name], len(values)
-        if (name, size) not in self._tensors:
-            if len(self._tensors) > 4096:
-                self._tensors.clear()
-            shape = ov.Shape([size] if len(port.partial_shape) else [])
-            tensor = ov.Tensor(port.element_type, shape)
-            self._tensors[name, size] = tensor, tensor.data.reshape(-1)
-        tensor, content = self._tensors[name, size]
-        content[:] = values
-        if tensor is not self._bound.get(name):
-            self.request.set_tensor(port, tensor)
-            self._bound[name] = tensor
-
-
 class PagedModel:
     """A decoder IR (stateful, with SDPA) with its own paged KV cache. Raises ModelError.
 
@@ -134,24 +71,19 @@ class PagedModel:
         core = core or ov.Core()
         self.plugin = kernels.plugin_properties(settings.properties)
         self.kernels = kernels.in_kernels(settings.properties)
-        self.attention: list[attention.Attention] = []
         if self.kernels:
             kernels.compilation()  # while the model is read
         model = self._read(core, xml)
+        self._instance: Instance | Forward
         try:
-            compiled = core.compile_model(model, "CPU", self.plugin)
-            self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
+            if self.kernels:
+                self._instance = Forward(model, core, self.plugin)
+            else:
+                self._instance = Instance(core.compile_model(model, "CPU", self.plugin))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {graph.last_line(error)}") from error
-        if self.kernels:
-            kernels.compiled().start(self.threads)
-        self._instance = Instance(compiled)
-        ports = self._instance.cache_ports
-        values = [port for port in ports if port.any_name.startswith("value_cache.")]
-        self.block_size = attention.BLOCK_TOKENS
-        if values:
-            self.block_size = values[0].partial_shape[2].get_length()
-        self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
+        self.threads, self.block_size = self._instance.threads, self._instance.block_tokens
+        self.vocabulary_size = self._instance.vocabulary_size
         blocks = -(-CACHE_TOKENS // self.block_size)
         self.resize_cache(blocks)
         if states := self.pool.state_blocks(CACHE_TOKENS):
@@ -171,15 +103,9 @@ class PagedModel:
             raise ModelError(f"{why}: {graph.last_line(error)}") from error
         if self.settings.hidden is not None:
             graph.add_hidden(model, self.settings.hidden)
-        self._use_kernels(model)
         return model
 
-    def _use_kernels(self, model: ov.Model) -> None:
-        if self.kernels:
-            attend = CACHE in self.settings.properties
-            self.attention = kernels.use_kernels(model, self, attend, bool(kernels.vnni()))
-
-    def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
+    def _states(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         """Further inputs of a forward of `size` tokens, by name."""
         return {}
 
@@ -212,17 +138,23 @@ class PagedModel:
         attended = sum(len(run.tokens) * run.sequence.length for run in batch)
         padded = max(size, self.min_tokens)
         layout = self._layout(batch, padded)
+        inputs = _inputs(layout) | self._states(batch, padded)
+        before = perf_counter()
         try:
-            logits = self._instance.run(layout, self._inputs(batch, padded))
+            rows, log_sums, *states = self._instance.run(inputs)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {graph.last_line(error)}") from error
-        self.seconds += self._instance.seconds
-        self.costs.record(size, perf_counter() - begun, attended)
+        ended = perf_counter()
+        self.seconds += ended - before
+        self.costs.record(size, ended - begun, attended)
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-        states = [None if logits.state is None else logits.state[part] for part in layout.tokens]
-        parts = zip(layout.rows, states, strict=True)
-        return [Logits(logits.rows[part], logits.log_sum[part], state) for part, state in parts]
+        rows, log_sums = rows.reshape(len(layout.wanted), -1), log_sums.reshape(-1)
+        joined = [np.concatenate(states, 1)] if states else []
+        return [
+            Logits(rows[part], log_sums[part], *(state[tokens] for state in joined))
+            for part, tokens in zip(layout.rows, layout.tokens, strict=True)
+        ]
 
     def _layout(self, batch: list[Run], size: int) -> Layout:
         """Pad the batch to `size` tokens."""
@@ -243,7 +175,7 @@ class PagedModel:
 
     def _parts(self, run: Run) -> list[Part]:
         tokens, start, blocks = list(run.tokens), run.sequence.length, run.sequence.blocks
-        if self.attention or not run.stepwise:  # kernels read the blocks of each token's positions
+        if self.kernels or not run.stepwise:  # kernels read the blocks of each token's positions
             return [Part(tokens, start, blocks[: -(-(start + len(tokens)) // self.block_size)])]
         # All keys and values are written before any token attends, so each sees those before it.
         return [
@@ -273,30 +205,33 @@ class PagedModel:
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, before there are sequences. Memory is taken when a
         block is used for the first time."""
-        instance = self._instance
-        forms = [_form(port) for port in instance.cache_ports]
-        for layer in self.attention:
-            forms += [(attention.CACHE_TYPE, layer.cache_shape)] * 2
         # One block more, for padding.
-        self._caches, self.block_bytes = _tables(forms, blocks + 1)
-        addresses = [graph.raw_bytes(cache).ctypes.data for cache in self._caches]
-        for index, layer in enumerate(self.attention):
-            layer.description[-2:] = addresses[2 * index : 2 * index + 2]
-        for port, cache in zip(instance.cache_ports, self._caches, strict=False):
-            instance.request.set_tensor(port, cache)
+        self._caches, self.block_bytes = _tables(self._instance.caches, blocks + 1)
+        self._instance.set_caches(self._caches)
         self.pool = BlockPool(blocks)
-        if instance.table_ports:
-            forms = [_form(port) for port in instance.table_ports]
+        if isinstance(self._instance, Instance) and (forms := self._instance.tables):
             _, state_bytes = _tables(forms, 1)
             pool = RecurrentPool(blocks, -(-state_bytes // self.block_bytes), self.block_size)
-            self._states, _ = _tables(forms, pool.states.limit + recurrent.FURTHER_BLOCKS)
-            for port, table in zip(instance.table_ports, self._states, strict=True):
-                instance.request.set_tensor(port, table)
+            self._tables, _ = _tables(forms, pool.states.limit + recurrent.FURTHER_BLOCKS)
+            self._instance.set_tables(self._tables)
             self.pool = pool
 
 
-def _form(port: ov.ConstOutput) -> Form:
-    return port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]]
+def _inputs(layout: Layout) -> dict[str, Any]:
+    """The inputs of a paged decoder, by name."""
+    tokens, starts, blocks = zip(*layout.parts, strict=True)
+    ends = [start + len(ids) for ids, start in zip(tokens, starts, strict=True)]
+    inputs = {
+        "input_ids": _joined(tokens),
+        "position_ids": _joined(map(range, starts, ends)),
+        "past_lens": starts,
+        "subsequence_begins": [0, *accumulate(map(len, tokens))],
+        "block_indices": _joined(blocks),
+        "block_indices_begins": [0, *accumulate(map(len, blocks))],
+        "max_context_len": [max(ends)],
+        graph.ROWS_INPUT: layout.wanted,
+    }
+    return inputs | recurrent.inputs_of(layout.recurrent) if layout.recurrent else inputs
 
 
 def _tables(forms: list[Form], blocks: int) -> tuple[list[ov.Tensor], int]:
