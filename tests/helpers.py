@@ -24,9 +24,10 @@ from specdemo.text.templates import Template
 
 def next_token(session, prompt, settings, answer=()):
     """The target's distribution of the next token."""
-    from specdemo.engine.request import NextToken
+    from specdemo.engine import request  # imports OpenVINO
 
-    return session.submit(Question(prompt, settings), NextToken, answer=list(answer)).result()
+    work = partial(request.next_token, answer=tuple(answer))
+    return session.submit(Question(prompt, settings), work).result()
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from test_engine_drafters import folders, translated_pair  # noqa: F401
 from test_engine_heads import eagle_pair, head_pair, reference_pair  # noqa: F401
 
 from specdemo.engine.acceptance import Adjustment, adjustment
-from specdemo.engine.request import PromptLogprobs
+from specdemo.engine.request import prompt_logprobs
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
@@ -167,7 +167,7 @@ def test_log_probabilities_are_the_models_own_with_any_drafter(session, temperat
 
 def test_a_prompts_log_probabilities_are_those_of_its_tokens_as_an_answer(session):
     prompt = tuple(range(30, 130))
-    scores = session.submit(Question(prompt, Settings()), PromptLogprobs, logprobs=2).result()
+    scores = session.submit(Question(prompt, Settings()), prompt_logprobs, logprobs=2).result()
     assert len(scores) == len(prompt) - 1
     raw = Settings(temperature=1.0)
     for at in (1, 2, 63, 64, 65, 99):

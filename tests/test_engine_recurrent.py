@@ -23,9 +23,10 @@ from specdemo.engine.cost_model import LARGEST
 from specdemo.engine.decode import Limits
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
+from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, Timing
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
+from specdemo.engine.request import answer as answering
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 
@@ -221,7 +222,8 @@ def answer(target, sources, handle, *, drafter="auto", draft_tokens=4, temperatu
     runners = [source.runner for source in sources if source.runner]
     models = dict(zip(("target", "draft"), (target.model, *runners), strict=False))
     stop = threading.Event()
-    handle = handle.submit(Handle(request.work(target, sources), models, stop=stop))
+    work = answering(request, Timing(), target, sources)
+    handle = handle.submit(Handle(work, models, stop=stop))
     rounds = list(handle.events(at_once=True))
     return toy.answer_ids(rounds), sum(round_.accepted for round_ in rounds)
 

@@ -20,11 +20,11 @@ from toy import HASHED_VOCABULARY, Language, ToyModel, alone, answer_ids, blocks
 from specdemo.engine.decode import Limits, prefill
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import Busy, CacheFull, Closed, ModelError, RequestFailed
-from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Round, Run
+from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Round, Run, Timing
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS, Invariance
-from specdemo.engine.request import Request, Target
+from specdemo.engine.request import Request, Target, answer
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 
@@ -70,7 +70,7 @@ def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypa
     )
     target = Target("exact", model, PrefixCache(model), Invariance())
     asked = Request((1, 2, 3), Sampling(), Limits(8, 100), "lookup")
-    works = [asked.work(target, LOOKUPS[1:]) for _ in range(3)]
+    works = [answer(asked, Timing(), target, LOOKUPS[1:]) for _ in range(3)]
     [prefill, *_] = map(next, works)
     [logits] = model.forward([prefill.run])
     assert isinstance(works[0].send(Reply(logits, 0.0)), Round)

@@ -211,8 +211,9 @@ def test_a_question_about_an_answer_reuses_it_and_gets_the_same_bits(tiny_llama_
 
         def logprobs(tokens: list[int]) -> tuple[int, list[object]]:
             request = Request(tuple(tokens), Sampling(), Limits(40, 1000), "none", logprobs=3)
-            rounds = list(session.engine.submit(request, target).events())
-            return request.reused, [(round_.tokens, round_.logprobs) for round_ in rounds]
+            handle = session.engine.submit(request, target)
+            rounds = list(handle.events())
+            return handle.timing.reused, [(round_.tokens, round_.logprobs) for round_ in rounds]
 
         changed = [*text[:-30], 5, *following[len(text) - 30 :]]
         whole_chunks = (len(text) - 30) // PREFILL_CHUNK * PREFILL_CHUNK

@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -34,9 +35,19 @@ from specdemo.engine.drafts.draft_sources import DraftRequest, DraftSource, Toke
 from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
-from specdemo.engine.messages import DEPTH, Forward, Logits, Prompt, Proposal, Reply, Round, Run
+from specdemo.engine.messages import (
+    DEPTH,
+    Forward,
+    Logits,
+    Prompt,
+    Proposal,
+    Reply,
+    Round,
+    Run,
+    Timing,
+)
 from specdemo.engine.policy import Policy
-from specdemo.engine.request import Request, Target
+from specdemo.engine.request import Request, Target, prefilled
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
@@ -180,55 +191,57 @@ def record(
             own = replace(settings, temperature=temperature, seed=settings.seed + number)
             question = Question(prompt.instruction, own)
             answer = trace_of(session.ask(question)).token_ids
-            choices = session.submit(question, _Along, answer=list(answer)).result()
+            choices = session.submit(question, partial(_along, list(answer))).result()
             yield replace(choices, id=prompt.id, task=prompt.task)
 
 
-class _Along(Request):
+def _along(
+    answer: list[int],
+    request: Request,
+    timing: Timing,
+    target: Target,
+    sources: Iterable[DraftSource],
+) -> Generator[Forward, Reply, Record]:
     """Runs the models along the prompt and `answer`; gives a record without id and task."""
+    prompt, sequence = yield from prefilled(request, timing, target)
+    states = list(prompt.logits.state) if prompt.logits.state is not None else []
+    with sequence:
+        for begin in range(0, len(answer) - 1, CHUNK):
+            tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
+            run = Run(sequence, tokens, len(tokens), stepwise=True)
+            reply = yield Forward("target", run)
+            if (read := reply.logits.states(len(tokens))) is not None:
+                states.extend(read)
+    length = len(request.tokens) + len(answer)
+    drafting = DraftRequest(request.tokens, length, request.sampling, Policy())
+    chains: dict[str, list[list[Choice]]] = {"model": [], "head": []}
+    for source in sources:
+        drafter = source.open(drafting)
+        if drafter is not None and drafter.name in chains:
+            chains[drafter.name] = yield from _chains(request.tokens, answer, drafter, states)
+            drafter.close(source, [*request.tokens, *answer])
+    temperature, seed = request.sampling.temperature, request.sampling.seed
+    choices = [choice for [choice] in chains["model"]]
+    prompt_tokens = list(request.tokens)
+    return Record("", "", temperature, seed, prompt_tokens, answer, choices, chains["head"])
 
-    def work(
-        self, target: Target, sources: Iterable[DraftSource] = ()
-    ) -> Generator[Forward, Reply, Record]:
-        prompt, sequence = yield from self._prompt(target)
-        answer = self.answer
-        states = list(prompt.logits.state) if prompt.logits.state is not None else []
-        with sequence:
-            for begin in range(0, len(answer) - 1, CHUNK):
-                tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
-                run = Run(sequence, tokens, len(tokens), stepwise=True)
-                reply = yield Forward("target", run)
-                if (read := reply.logits.states(len(tokens))) is not None:
-                    states.extend(read)
-        length = len(self.tokens) + len(answer)
-        request = DraftRequest(self.tokens, length, self.sampling, Policy())
-        chains: dict[str, list[list[Choice]]] = {"model": [], "head": []}
-        for source in sources:
-            drafter = source.open(request)
-            if drafter is not None and drafter.name in chains:
-                chains[drafter.name] = yield from self._chains(drafter, states)
-                drafter.close(source, [*self.tokens, *answer])
-        temperature, seed = self.sampling.temperature, self.sampling.seed
-        choices = [choice for [choice] in chains["model"]]
-        prompt_tokens = list(self.tokens)
-        return Record("", "", temperature, seed, prompt_tokens, answer, choices, chains["head"])
 
-    def _chains(
-        self, drafter: TokenDrafter, states: list[np.ndarray]
-    ) -> Generator[Forward, Reply, list[list[Choice]]]:
-        """The chains by answer position, of one token for a draft model. The first one of a draft
-        head is empty: prefill gives the first token."""
-        chains: list[list[Choice]] = []
-        for begin in range(len(self.answer)):
-            context = [*self.tokens, *self.answer[:begin]]
-            chains.append([])
-            if begin or not states:
-                drafter.start(context, states[begin - 1][None] if states else None)
-                last = begin + DEPTH if states else begin + 1
-                for end in range(begin, min(last, len(self.answer))):
-                    proposal, _ = yield from drafter.step(context, self.answer[begin:end])
-                    chains[-1].append(_choice(proposal))
-        return chains
+def _chains(
+    prompt: tuple[int, ...], answer: list[int], drafter: TokenDrafter, states: list[np.ndarray]
+) -> Generator[Forward, Reply, list[list[Choice]]]:
+    """The chains by answer position, of one token for a draft model. The first one of a draft
+    head is empty: prefill gives the first token."""
+    chains: list[list[Choice]] = []
+    for begin in range(len(answer)):
+        context = [*prompt, *answer[:begin]]
+        chains.append([])
+        if begin or not states:
+            drafter.start(context, states[begin - 1][None] if states else None)
+            last = begin + DEPTH if states else begin + 1
+            for end in range(begin, min(last, len(answer))):
+                proposal, _ = yield from drafter.step(context, answer[begin:end])
+                chains[-1].append(_choice(proposal))
+    return chains
 
 
 def _choice(proposal: Proposal | None) -> Choice:

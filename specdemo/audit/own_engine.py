@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specdemo.audit.engines import Case, Conversation, Outcomes, PairEngine, messages
 from specdemo.engine.pair_files import Checkpoint
-from specdemo.engine.request import NextToken
+from specdemo.engine.request import next_token
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
@@ -53,7 +54,7 @@ class OwnEngine(PairEngine):
         return figures.examined, figures.accepted  # what follows an end token was not examined
 
     def outcomes(self, conversation: Conversation, settings: Settings, tokens: int) -> Outcomes:
-        turns = messages(conversation)
+        question = Question(messages(conversation), replace(settings, drafter="none"))
         outcomes: Outcomes = {(): 1.0}
         for _ in range(tokens):
             longer: Outcomes = {}
@@ -61,10 +62,8 @@ class OwnEngine(PairEngine):
                 if prefix and prefix[-1] in self.loaded.stop_ids:
                     longer[prefix] = chance
                     continue
-                ids = tuple(map(int, prefix))
-                question = Question(turns, settings)
-                run = self._session.submit(question, NextToken, answer=list(ids))
-                following = run.result()
+                work = partial(next_token, answer=tuple(map(int, prefix)))
+                following = self._session.submit(question, work).result()
                 for token, share in zip(following.ids, following.probabilities, strict=True):
                     longer[*prefix, int(token)] = chance * float(share)
             outcomes = longer

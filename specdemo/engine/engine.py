@@ -21,12 +21,12 @@ from .drafts.eagle_drafter import EagleDrafter
 from .drafts.lookup import LOOKUPS
 from .drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
 from .faults import BadInput, Closed
-from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner
+from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner, Timing
 from .pair_files import PairFiles, weights_size
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile, Properties
-from .request import Request, Target
+from .request import Answering, Request, Target, answer
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
@@ -148,27 +148,36 @@ class Engine:
         return 0.0 if self.draft is None else self.draft.runner.costs.forward(1)
 
     def submit(
-        self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
+        self,
+        request: Request,
+        target: Target,
+        work: Answering = answer,
+        *,
+        stop: Event | None = None,
+        first: bool = False,
     ) -> Handle:
-        """Hand a request to the scheduler, with `first` before all that wait. The events of its
-        Handle are Rounds. Raises Busy, Closed, or BadInput if the KV cache can never hold it."""
+        """Hand the `work` of a request to the scheduler, with `first` before all that wait. Raises
+        Busy, Closed, or BadInput if the KV cache can never hold it."""
         prompt = len(request.tokens)
         tokens = min(prompt + request.limits.max_new_tokens, self.context_limit)
         models: dict[str, Runner] = {"target": target.model}
         blocks = {target.prefixes: target.prefixes.max_blocks(prompt, tokens)}
-        sources: tuple[DraftSource, ...] = LOOKUPS
-        if (draft := self.draft) is not None and request.uses(draft):
-            sources = *LOOKUPS, draft
-            models["draft"] = draft.runner
-            blocks |= draft.blocks(prompt, tokens)
+        known = LOOKUPS if (draft := self.draft) is None else (*LOOKUPS, draft)
+        sources = [source for source in known if request.drafter in source.drafters]
+        for source in sources:
+            models |= {"draft": source.runner} if source.runner else {}
+            blocks |= source.blocks(prompt, tokens)
         if any(count > cache.capacity for cache, count in blocks.items()):
             limit = target.prefixes.capacity * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
             )
-        work, merged = request.work(target, sources), target.invariance.merged_tokens
-        handle = Handle(work, models, blocks, merged, stop or Event(), request.timed)
+        timing, merged = Timing(), target.invariance.merged_tokens
+        running = work(request, timing, target, sources)
+        handle = Handle(
+            running, models, blocks, merged, stop or Event(), request.timed, timing=timing
+        )
         return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:

@@ -289,6 +289,18 @@ class Forward:
     spent: float = 0.0
 
 
+@dataclass(slots=True)
+class Timing:
+    """The times of a request, in seconds; they change while it runs."""
+
+    prefill: float = 0.0
+    reused: int = 0  # tokens of the prompt that were in the prefix cache
+    decoding: float = 0.0
+    inference: float = 0.0  # of decoding, in forwards
+    cpu: float = 0.0  # of decoding, of all threads
+    waited: float = 0.0  # in which threads could run and had no processor
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward."""

@@ -17,7 +17,7 @@ from typing import Any
 from .background import END, Background
 from .faults import Busy, Closed, RequestFailed
 from .ledger import Ledger
-from .messages import Forward, Reply, Runner
+from .messages import Forward, Reply, Runner, Timing
 from .policy import shared_lengths
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
@@ -74,6 +74,7 @@ class Handle:
     max_others: int = 0
     compiling: bool = False
     admitted_at: float = 0.0
+    timing: Timing = field(default_factory=Timing)
     error: BaseException | None = None
     left: bool = False
     stopped: bool = False

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Handle, Waiting
@@ -15,21 +15,20 @@ from specdemo.runs.question import Question
 from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
 from specdemo.text.tools import CallReader, FunctionCall
 
-if TYPE_CHECKING:
-    from specdemo.engine.request import Request
-
 
 class AnswerRun:
     """A submitted request. The following are known after its `events`."""
 
-    def __init__(self, question: Question, request: Request, handle: Handle, tokenizer: Tokenizer):
-        self.request, self.handle = request, handle
+    def __init__(
+        self, question: Question, prompt: tuple[int, ...], handle: Handle, tokenizer: Tokenizer
+    ):
+        self.handle = handle
         self.rounds: list[Round] = []  # up to a stop string
         self.joules: float | None = None  # of the machine's processors during decoding, if known
         self._tokenizer = tokenizer
         self._tools = question.tools
         spelled = question.tools.markers(tokenizer) if question.tools else {}
-        before = request.tokens if question.continues else ()
+        before = prompt if question.continues else ()
         self._stream = TextStream(tokenizer, before=before, spelled=spelled)
         self._stops = StopStrings(question.settings.stop)
         self._loading = question.loading
@@ -55,7 +54,7 @@ class AnswerRun:
                 self.compiling = self.compiling or self.handle.compiling or self._loading()
 
     def result(self) -> Any:
-        """What the request's `work` returned, after all its events."""
+        """What the request's work returned, after all its events."""
         deque(self.events(), maxlen=0)
         return self.handle.result
 
@@ -100,13 +99,13 @@ class AnswerRun:
     @property
     def share(self) -> float:
         """The share of the processor time that its decoding could use and other programs left."""
-        request = self.request
+        timing = self.handle.timing
         # Threads of the plugin and of the kernels also wait for each other.
-        usable = min(request.cpu + request.waited, processors() * request.decoding)
-        return min(1.0, request.cpu / usable / usual_share()) if usable else 1.0
+        usable = min(timing.cpu + timing.waited, processors() * timing.decoding)
+        return min(1.0, timing.cpu / usable / usual_share()) if usable else 1.0
 
     @property
     def outside_seconds(self) -> float:
         """Seconds of decoding outside inference."""
         decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
-        return max(decoding - self.request.inference, 0.0)
+        return max(decoding - self.handle.timing.inference, 0.0)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdemo.engine.messages import Round
 from specdemo.engine.scheduler import Waiting
@@ -19,9 +19,6 @@ from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.text.chat import Chat, read_messages
 from specdemo.text.templates import Message
 from specdemo.text.tools import Tools
-
-if TYPE_CHECKING:
-    pass
 
 SessionEvent = Waiting | Round | BaselineToken | Trace
 

@@ -80,7 +80,8 @@ def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
 def with_run(trace: Trace, run: AnswerRun, *, baseline: bool) -> Trace:
     """`trace` with one of its two runs replaced by `run`, which has ended."""
     trace = replace(trace, compiling=trace.compiling or run.compiling)
-    cpu, others, same = run.request.cpu, run.handle.max_others, run.token_ids == trace.token_ids
+    cpu, others = run.handle.timing.cpu, run.handle.max_others
+    same = run.token_ids == trace.token_ids
     if baseline:
         tokens = tuple(map(baseline_token, run.rounds))
         made = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules, run.share)

@@ -16,7 +16,7 @@ from specdemo.engine.engine import Engine
 from specdemo.engine.messages import Round
 from specdemo.engine.policy import Acceptance
 from specdemo.engine.profile import Profile
-from specdemo.engine.request import Request
+from specdemo.engine.request import Answering, Request, answer
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Closed, ModelError
@@ -131,16 +131,17 @@ class Session(AbstractContextManager["Session"]):
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         run = self._start(question, request)
         yield from run.events()
+        timing = run.handle.timing
         trace = Trace(
             instruction=valid(question.instruction) or self._tokenizer.decode(request.tokens),
             prompt_tokens=len(request.tokens),
-            prompt_reused=request.reused,
+            prompt_reused=timing.reused,
             pair=replace(self.info, numerics_found=target.description),
             settings=settings,
-            prefill_seconds=request.prefill,
+            prefill_seconds=timing.prefill,
             rounds=tuple(run.rounds),
             finish_reason=run.finish_reason,
-            cpu_seconds=request.cpu,
+            cpu_seconds=timing.cpu,
             joules=run.joules,
             outside_seconds=run.outside_seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -183,25 +184,25 @@ class Session(AbstractContextManager["Session"]):
     def submit(
         self,
         question: Question,
-        kind: type[Request] = Request,
+        work: Answering = answer,
         *,
         first: bool = False,
         **options: Any,
     ) -> AnswerRun:
-        """Start a request of class `kind`, with `first` before all that wait; `options` are its
-        fields. Raises the errors of `ask`."""
-        return self._start(question, self._request(question, kind, **options), first)
+        """Start a request, with `first` before all that wait; `options` are its fields. Raises the
+        errors of `ask`."""
+        return self._start(question, self._request(question, **options), work, first)
 
-    def _start(self, question: Question, request: Request, first: bool = False) -> AnswerRun:
+    def _start(
+        self, question: Question, request: Request, work: Answering = answer, first: bool = False
+    ) -> AnswerRun:
         target = self.engine.target(question.settings.numerics)
-        handle = self.engine.submit(request, target, stop=question.stop, first=first)
-        return AnswerRun(question, request, handle, self._tokenizer)
+        handle = self.engine.submit(request, target, work, stop=question.stop, first=first)
+        return AnswerRun(question, request.tokens, handle, self._tokenizer)
 
-    def _request(
-        self, question: Question, kind: type[Request] = Request, **options: Any
-    ) -> Request:
-        """The question as a request of class `kind`; `options` are its fields. Raises BadInput for
-        what this pair cannot answer, DamagedModel for damaged files."""
+    def _request(self, question: Question, **options: Any) -> Request:
+        """The question as a request; `options` are its fields. Raises BadInput for what this pair
+        cannot answer, DamagedModel for damaged files."""
         loaded, settings = self.loaded, question.settings
         loaded.check.require(0)
         if settings.drafter == "model" and not self.engine.drafts:
@@ -232,7 +233,7 @@ class Session(AbstractContextManager["Session"]):
         if question.prediction:
             options["prediction"] = question.prediction[: self.context_limit]
         stop_ids = frozenset() if question.ignores_end else loaded.stop_ids
-        return kind(
+        return Request(
             tokens,
             Sampling(**{field.name: getattr(settings, field.name) for field in fields(Sampling)}),
             Limits(settings.max_new_tokens, self.context_limit, stop_ids),

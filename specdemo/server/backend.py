@@ -244,7 +244,7 @@ class Answers:
             return "", []
         if request.top_count is None:
             return question.title, []
-        from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
+        from specdemo.engine.request import prompt_logprobs  # imports OpenVINO
 
         prompt, title = cast(tuple[int, ...], question.prompt), question.title
         # Special tokens that the caller has spelled have a text; one before the text has none.
@@ -258,7 +258,8 @@ class Answers:
             title = text[surplus:]
         begins = accumulate(map(len, pieces[:-1]), initial=0)
         offsets = [max(begin - surplus, 0) for begin in begins]
-        run = self._session.submit(question, PromptLogprobs, logprobs=request.top_count)
+        undrafted = replace(question, settings=replace(question.settings, drafter="none"))
+        run = self._session.submit(undrafted, prompt_logprobs, logprobs=request.top_count)
         scored = map(self._scored, prompt[1:], run.result() or (), offsets[1:])
         return title, [ScoredToken((self._bytes_of(prompt[0]),)), *scored]
 
