@@ -429,9 +429,8 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     settings = {"max_new_tokens": 20, "drafter": "model", "draft_tokens": 1}
     *_, last = streamed(served[0], "benchmark", "tab-1", **settings)
     assert last["phase"] == "done"
+    assert last["sentence"].startswith("toy target, draft: toy draft, on ")
     # Nine rounds of two tokens, and one that drafts nothing; at first the draft model reads more.
-    told = "1.74x: 1.74 to 1.74 over 8 prompts (99 % confidence)."
-    assert last["sentence"].startswith(told)
     decision = last["report"]["decision"]
     assert decision["sentence"].startswith("Use drafts here (draft model, draft length 1): 1.74x")
     assert [row["users"] for row in decision["users"]][:2] == [1, 2]
