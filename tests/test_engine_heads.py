@@ -22,7 +22,7 @@ from specdemo.convert import exporting, heads, model_files
 from specdemo.convert.weights import fit_int4
 from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
-from specdemo.engine.backends.forward import Forward
+from specdemo.engine.backends.forward import KernelForward
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import DEPTH, ModelSettings, Run, Taps
@@ -101,7 +101,7 @@ def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(t
 def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path, in_kernels):
     xml = write_head(tmp_path)
     head = DraftHead(xml, ov.Core(), in_kernels)
-    assert isinstance(head._instance, Forward) == in_kernels
+    assert isinstance(head._instance, KernelForward) == in_kernels
     rng = np.random.default_rng(0)
     states = rng.normal(size=(3, 1, 64)).astype(np.float32)
     steps = [Run(None, [at], 1, True, states=states[at]) for at in range(3)]

@@ -25,7 +25,15 @@ from test_engine_paged import CLOSE, CORE, F32, OWN
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile
 from specdemo.engine import engine as engines
-from specdemo.engine.backends import attention, forward, graph, kernels, numerics, steps, tiles
+from specdemo.engine.backends import (
+    attention,
+    forward,
+    forward_steps,
+    graph,
+    kernels,
+    numerics,
+    tiles,
+)
 from specdemo.engine.backends.instance import RowInstances
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import CACHE, PagedModel
@@ -372,7 +380,7 @@ def test_the_committed_text_is_that_of_the_kernels():
 def test_the_kernels_and_python_have_the_same_numbers_and_operations():
     text = SOURCE.read_text()
     [names] = re.findall(r"enum operation {(.*?),\s*}", text, re.DOTALL)
-    operations = [name.upper() for name in steps.OPERATIONS]
+    operations = [name.upper() for name in forward_steps.OPERATIONS]
     assert [name.strip().replace("_", "") for name in names.split(",")] == operations
     numbers = dict(re.findall(r"\b([A-Z_]+) = (\d+),", text))
     expected = tiles.TILE, tiles.LANES, attention.BLOCK_TOKENS, tiles.LINE_BYTES // 8
@@ -417,7 +425,7 @@ def in_kernels(results, inputs) -> Callable[..., list[np.ndarray]]:
     model = ov.Model([first], inputs, "function")
     graph.add_log_sums(model)
     model.add_results(others)
-    computed = forward.Forward(model, CORE, dict(CLOSE.properties))
+    computed = forward.KernelForward(model, CORE, dict(CLOSE.properties))
 
     def compute(*given: np.ndarray) -> list[np.ndarray]:
         made, _, *rest = computed.run(dict(zip(named, given, strict=True)))
@@ -631,7 +639,7 @@ def test_the_mass_of_logits_comes_with_them(code, outputs):
     logits = ops.matmul(x, matrix_of(rng, "i8", outputs, 64)[0], False, True)
     model = ov.Model([ops.result(logits)], [x], "logits")
     graph.add_log_sums(model)
-    computed = forward.Forward(model, CORE, dict(CLOSE.properties))
+    computed = forward.KernelForward(model, CORE, dict(CLOSE.properties))
     given = 10.0 ** rng.integers(-3, 2, (9, 1, 1)) * rng.standard_normal((9, 1, 64))
     given = given.astype(np.float32)
     rows, log_sums = computed.run({"x": given})
@@ -755,7 +763,7 @@ def test_a_gate_whose_exponent_has_more_axes_stays_with_the_plugin(code):
     x = ops.parameter([4, 64], ov.Type.f32)
     matrix, _ = matrix_of(np.random.default_rng(9), "i8", 64, 64)
     squared = ops.power(ops.matmul(x, matrix, False, True), np.full((1, 1, 1), 2, np.float32))
-    assert steps._gate(squared) == ""
+    assert forward_steps._gate(squared) == ""
 
 
 def test_what_a_norm_computes_can_be_read_beside_it(code):
@@ -778,13 +786,13 @@ def test_angles_that_are_not_of_tokens_stay_with_the_plugin(shape):
     low, high = ops.variadic_split(heads, -1, [16, 16]).outputs()
     swapped = ops.concat([ops.multiply(high, np.float32(-1)), low], -1)
     turned = ops.add(ops.multiply(heads, cosines), ops.multiply(swapped, sines))
-    assert steps.rotation(turned) is None
+    assert forward_steps.rotation(turned) is None
 
 
 def test_constants_of_types_that_numpy_lacks_are_not_read_as_others():
     tensor = ov.Tensor(ov.Type.bf16, ov.Shape([64]))
     KEPT.append(tensor)
-    assert steps._floats(ops.convert(ops.constant(tensor), "f32").output(0)) is None
+    assert forward_steps._floats(ops.convert(ops.constant(tensor), "f32").output(0)) is None
 
 
 @pytest.mark.parametrize("sizes", [[0, 0, 2, 2, 24], [1, -1, 2, 48]])
@@ -801,12 +809,12 @@ def test_parts_of_a_view_with_other_axes_stay_parts(sizes):
 def test_attention_and_rotation_are_those_of_numpy(code, tiny_llama_pair, monkeypatch):
     """Of a layer with products by the plugin, at the ends of blocks, for a prompt and single
     tokens."""
-    for module in (steps, forward):
+    for module in (forward_steps, forward):
         monkeypatch.setattr(module, "is_product", lambda node: False)
     model = graph.read_decoder(CORE, tiny_llama_pair.target)
     graph.page_attention(model)
     first = next(node for node in model.get_ordered_ops() if "PagedAttention" in str(node))
-    turns, inputs = steps.find_steps(model, [first.output(0)])
+    turns, inputs = forward_steps.find_steps(model, [first.output(0)])
     assert [step.operation for step in turns] == ["Rotate", "Rotate", "Attend"]
     layer = turns[2].attention
     blocks = np.random.default_rng(0).permutation(20)[:19].astype(np.int32)
@@ -884,8 +892,8 @@ def test_all_but_tiny_models_use_kernels_with_the_instructions_of_the_processor(
 def test_what_kernels_compute_only_in_parts_stays_with_the_plugin(code, tiny, monkeypatch):
     monkeypatch.setattr(numerics, "KERNEL_WEIGHTS", 1)
     monkeypatch.setattr(kernels, "available", lambda: True)
-    for turned, computing in ((steps.rotation, "kernels"), (lambda node: None, "plugin")):
-        monkeypatch.setattr(steps, "rotation", turned)
+    for turned, computing in ((forward_steps.rotation, "kernels"), (lambda node: None, "plugin")):
+        monkeypatch.setattr(forward_steps, "rotation", turned)
         xml = tiny.dolly / "openvino_model.xml"
         model, invariance = numerics.open_target(PairFiles(xml), CORE)
         assert kernels.forward_by(computing) in model.settings.properties

@@ -14,7 +14,7 @@ import openvino as ov
 from ..cost_model import CostModel
 from ..faults import ModelError
 from ..messages import Logits, Run
-from .forward import Forward
+from .forward import KernelForward
 from .graph import HIDDEN, add_log_sums, add_states, last_line
 from .instance import Inputs, RowInstances
 from .kernels import F32, plugin_properties
@@ -71,10 +71,10 @@ class DraftHead:
         return [Logits(rows[step], log_sums[step, 0], states[step]) for step in steps]
 
 
-def _compiled(model: ov.Model, core: ov.Core, in_kernels: bool) -> Forward | RowInstances:
+def _compiled(model: ov.Model, core: ov.Core, in_kernels: bool) -> KernelForward | RowInstances:
     if in_kernels:
         with suppress(ModelError):
-            return Forward(model, core, _PROPERTIES)
+            return KernelForward(model, core, _PROPERTIES)
     return RowInstances(model, core, _PROPERTIES)
 
 

@@ -13,6 +13,7 @@ from openvino import opset13 as ops
 
 from ..faults import ModelError
 from .attention import ATTENTION, BLOCK_TOKENS, CACHE_TYPE, key_of, source_of_view, token_width
+from .forward_steps import NORMS, OPERATIONS, Step, find_steps
 from .graph import (
     ROWS_INPUT,
     add_log_sums,
@@ -24,13 +25,12 @@ from .graph import (
 )
 from .instance import Form, Inputs, Instance, RowInstances
 from .kernels import compiled
-from .steps import NORMS, OPERATIONS, Step, find_steps
 from .tiles import LANES, LINE_BYTES, Matrix, pack, room_for
 
 LAYOUT = 4  # slots with the positions, first blocks and blocks of tokens, and the chosen rows
 
 
-class Forward:
+class KernelForward:
     """A model whose results are logits, their log-sum-exp, and states of all tokens. Raises
     ModelError if kernels compute only parts of it."""
 

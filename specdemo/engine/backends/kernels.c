@@ -83,7 +83,7 @@ INLINE floats exponential(floats x)
  * are cut into `threads` shares, and each share into PARTS. A thread takes the parts of its own
  * share first, then what others have left. Python allocates the board and writes `threads`. */
 
-/* In the order of OPERATIONS in steps.py. Those up to LOG_SUM_EXP are jobs. */
+/* In the order of OPERATIONS in forward_steps.py. Those up to LOG_SUM_EXP are jobs. */
 enum operation {
     MATMUL, ATTEND, ROUND4, ROUND8, SWISH, GELU, ERF_GELU, RELU, SQUARE, LOG_SUM_EXP,
     NORMALIZE, STANDARDIZE, ADD, MULTIPLY, ROTATE, STORE, CHOOSE,

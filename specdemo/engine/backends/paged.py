@@ -18,7 +18,7 @@ from ..faults import ModelError
 from ..messages import Logits, Model, ModelSettings, Run
 from ..pair_files import Checkpoint
 from . import graph, kernels, recurrent
-from .forward import Forward
+from .forward import KernelForward
 from .instance import Form, Instance
 
 CACHE = ("KV_CACHE_PRECISION", "f16")  # with which kernels compute attention
@@ -74,10 +74,10 @@ class PagedModel:
         if self.kernels:
             kernels.compilation()  # while the model is read
         model = self._read(core, xml)
-        self._instance: Instance | Forward
+        self._instance: Instance | KernelForward
         try:
             if self.kernels:
-                self._instance = Forward(model, core, self.plugin)
+                self._instance = KernelForward(model, core, self.plugin)
             else:
                 self._instance = Instance(core.compile_model(model, "CPU", self.plugin))
         except RuntimeError as error:
