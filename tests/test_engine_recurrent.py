@@ -90,6 +90,10 @@ def reference(model):
 
 
 def test_logits_are_those_of_transformers(family, model):
+    require_logits_of_transformers(family, model)
+
+
+def require_logits_of_transformers(family: str, model: PagedModel) -> None:
     with torch.no_grad():
         wanted = recurrent_models.torch_model(family)(torch.tensor([TEXT[:150]])).logits[0].numpy()
     with model.new_sequence() as sequence:

@@ -189,11 +189,10 @@ def uncut_tables(model: ov.Model) -> None:
         if node.get_type_name() != "Gather" or integer(node.input_value(2)) != 0:
             continue
         cut = node.input_value(0).get_node()
-        if cut.get_type_name() != "StridedSlice" or cut.get_attributes()["begin_mask"] != [0]:
+        if cut.get_type_name() != "StridedSlice" or not _cuts(cut, [0]):
             continue
-        table, begin, _, step = cut.input_values()
-        constant = table.get_node().get_type_name() == "Constant"
-        if constant and [integer(begin), integer(step)] == [0, 1]:
+        table, begin = cut.input_values()[:2]
+        if table.get_node().get_type_name() == "Constant" and integer(begin) == 0:
             node.input(0).replace_source_output(table)
 
 
@@ -274,7 +273,7 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
         begin = sum(lengths[:index])
     elif kind == "Slice" and any([*map(integer, numbers[2:])] == [1, axis] for axis in axes):
         begin, end = integer(numbers[0]), integer(numbers[1])
-    elif kind == "StridedSlice" and _slices_last_axis(node):
+    elif kind == "StridedSlice" and _cuts(node, [1] * (len(last) - 1) + [0]):
         begin, end = _last(numbers[0]), _last(numbers[1])
     if begin is None and end is not None:
         size = last[-1].get_length()
@@ -282,12 +281,12 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     return None if begin is None or begin < 0 else (x, begin, begin + lengths[index])
 
 
-def _slices_last_axis(node: ov.Node) -> bool:
-    """Whether a StridedSlice takes a part of the last axis only, value by value."""
+def _cuts(node: ov.Node, masks: list[int]) -> bool:
+    """Whether a StridedSlice keeps the axes whose mask is 1, and takes a part of others value by
+    value."""
     how, steps = node.get_attributes(), node.input_value(3).get_node()
-    masks = [how.pop(name) for name in ("begin_mask", "end_mask")]
-    expected = [1] * (len(node.get_output_partial_shape(0)) - 1) + [0]
-    if masks != [expected] * 2 or any(map(any, how.values())):
+    cut = [how.pop(name) for name in ("begin_mask", "end_mask")]
+    if cut != [masks, masks] or any(map(any, how.values())):
         return False
     return steps.get_type_name() == "Constant" and {*steps.get_tensor_view().data} == {1}
 
