@@ -738,8 +738,8 @@ def test_a_view_with_other_tokens_is_refused(code, view):
         in_kernels([ops.matmul(seen, matrix, False, True)], [x])
 
 
-def test_early_exports_cut_the_last_axis_of_heads_and_tables_of_angles():
-    """As optimum-intel 1.18 writes Dolly: ends and tables depend on shapes."""
+def test_early_exports_cut_the_last_axis_of_heads():
+    """As optimum-intel 1.18 writes Dolly: ends depend on shapes."""
     x = ops.parameter([-1, 4, 32], ov.Type.f32)
     most, unknown = 2**63 - 1, ops.parameter([3], ov.Type.i64)
     for begin, end, masks, expected in (
@@ -751,12 +751,30 @@ def test_early_exports_cut_the_last_axis_of_heads_and_tables_of_angles():
         cut = ops.strided_slice(x, begin, end, [1, 1, 1], masks, masks)
         found = graph.part_of(cut.output(0))
         assert (found and found[1:]) == expected
-    table, length = ops.constant(np.ones((64, 8), np.float32)), ops.parameter([1], ov.Type.i64)
+
+
+def test_angles_are_read_from_a_whole_table_where_its_cut_depends_on_products(code):
+    """As optimum-intel 1.18 writes Dolly."""
+    rng = np.random.default_rng(8)
+    (first, before), (last, after) = (matrix_of(rng, "i8", 64, 64) for _ in range(2))
+    x = ops.parameter([-1, 1, 64], ov.Type.f32)
     places = ops.parameter([-1], ov.Type.i64)
-    cut = ops.strided_slice(table, [0], length, [1], [0], [0])
-    model = ov.Model([ops.result(ops.gather(cut, places, 0))], [length, places], "angles")
+    made = ops.matmul(x, first, False, True)
+    table = rng.standard_normal((8, 64), np.float32)
+    cut = ops.strided_slice(table, [0], ops.gather(ops.shape_of(made), [0], 0), [1], [0], [0])
+    added = ops.unsqueeze(ops.gather(cut, places, 0), 1)
+    compute = in_kernels([ops.matmul(ops.add(made, added), last, False, True)], [x, places])
+    given, order = rng.standard_normal((5, 1, 64), np.float32), np.array([3, 0, 4, 1, 2])
+    exact = (given[:, 0] @ before.T + table[order]) @ after.T
+    assert np.abs(compute(given, order)[0] - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_a_row_of_a_table_is_no_cut_of_it():
+    table, places = ops.constant(np.ones((8, 4), np.float32)), ops.parameter([-1], ov.Type.i64)
+    row = ops.strided_slice(table, [0], [1], [1], [0], [0], [], [1])
+    model = ov.Model([ops.result(ops.gather(row, places, 0))], [places], "row")
     graph.uncut_tables(model)
-    assert not cut.output(0).get_target_inputs()
+    assert row.output(0).get_target_inputs()
 
 
 def test_a_gate_whose_exponent_has_more_axes_stays_with_the_plugin(code):

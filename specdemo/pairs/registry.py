@@ -138,9 +138,9 @@ class Pair:
     def read_expected_speed(self) -> str:
         """Estimate tokens/s from no drafting up to half of the draft tokens accepted, as text,
         from the costs of the embedded pair here; "" if they have not been measured, and for a model
-        with experts, of which a forward reads a part."""
+        with experts."""
         profile = _embedded_profile()
-        if profile is None or self.target in (_QWEN3_30B, _GPT_OSS_20B):
+        if profile is None or self.target.experts:
             return ""
         costs = profile.targets["exact"].costs
         drafted = np.arange(9)  # tokens in a round
@@ -218,9 +218,8 @@ _GPT2 = _hub("openai-community/gpt2", 548, "int8", 124)
 _QWEN3_17B = _hub("OpenVINO/Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _hub("OpenVINO/Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _hub("OpenVINO/Qwen3-0.6B-int8-ov", 610)
-# Models with experts.
-_QWEN3_30B = _hub("OpenVINO/Qwen3-30B-A3B-int4-ov", 16_350)
-_GPT_OSS_20B = _hub("OpenVINO/gpt-oss-20b-int4-ov", 12_000)
+_QWEN3_30B = replace(_hub("OpenVINO/Qwen3-30B-A3B-int4-ov", 16_350), experts=True)
+_GPT_OSS_20B = replace(_hub("OpenVINO/gpt-oss-20b-int4-ov", 12_000), experts=True)
 # EAGLE-3 heads; their sizes are computed from their shapes.
 _HEAD_17B = _hub("AngelSlim/Qwen3-1.7B_eagle3", 274, "int8", 137)
 _HEAD_4B = _hub("AngelSlim/Qwen3-4B_eagle3", 436, "int8", 218)

@@ -30,6 +30,7 @@ class Source:
     download_bytes: int = 0
     export: str = ""  # weight format of a checkpoint's export; "" for IR, AS_IT_IS for torch
     ir_bytes: int = 0  # of the exported weights
+    experts: bool = False  # of which a token reads a part
 
 
 EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
