@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from itertools import count
 from math import exp, log
+from types import SimpleNamespace
 
 import pytest
 from helpers import at_pace, race_trace
@@ -18,6 +19,7 @@ from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.judge import PairedRuns, judge, median_interval, starved
+from specdemo.runs.question import Question
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import COMPILING, Trace
@@ -272,6 +274,22 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
     ]
     assert counts[:3] == ([] if stopped else ["1 of 6", "2 of 6", "3 of 6"])
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
+
+
+def test_while_a_race_is_repeated_its_seconds_are_those_of_the_panes(monkeypatch):
+    monkeypatch.setattr(events, "DRAWING_SECONDS", 0.0)
+    traces = iter([raced((0.1, 0.14)), raced((0.2, 0.3), (0.2, 0.3), (0.2, 0.3))])
+    session = SimpleNamespace(
+        limits=SimpleNamespace(race_seconds=60.0),
+        update_seconds=0.0,
+        repeating=threading.Lock(),
+        occupied=False,
+        ask=lambda question: (trace for trace in traces),
+    )
+    sent = [*map(json.loads, events.race(session, Question("a b c", Settings())))]
+    assert [one["phase"] for one in sent] == ["again", "again", "done"]
+    first, repeated, done = (one["verdict"]["sentence"] for one in sent)
+    assert repeated == first != done
 
 
 @pytest.fixture

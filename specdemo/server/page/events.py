@@ -116,10 +116,11 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
         assert trace is not None
         if not enough(trace, seconds):
             yield finished(trace, "again", "The race is repeated in the background")
+            figures = {"sentence": wording.verdict(trace)["sentence"]}  # of the race in the panes
             for trace in _repeats(session, question.stop, events):
                 count = trace.verdict.races if trace.verdict else 0
                 note = REPEATING.format(count, max(count, MIN_RACES))
-                yield message("again", note, verdict=wording.verdict(trace))
+                yield message("again", note, verdict=wording.verdict(trace) | figures)
     ended = ("stopped", "Stopped.") if trace.identical is None else ("done",)
     yield finished(trace, *ended)
 
