@@ -83,25 +83,25 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
 @pytest.mark.parametrize(
     ("speedups", "result", "sentence"),
     [
-        ([], "undecided", "Not counted: it rained: at least 6 decide."),
+        ([], "undecided", "Not counted: it rained; at least 6 decide."),
         (
             [1.42],
             "undecided",
-            "1.42x in this race: at least 6 decide. 3 not counted: it rained.",
+            "1.42x in this race; at least 6 decide. 3 not counted: it rained.",
         ),
         ([1.0], "undecided", "1.00x in this race"),
         (
             [0.9, 1.2],
             "undecided",
-            "Undecided: 1 of 2 races were faster: 0.90 to 1.20 over 2 races (at least 6 decide)",
+            "Undecided: 1 of 2 races were faster; 0.90 to 1.20 over 2 races (at least 6 decide)",
         ),
         (
             [1.2] * 5,
             "undecided",
-            "Undecided: 5 of 5 races were faster: 1.20 to 1.20 over 5 races (at least",
+            "Undecided: 5 of 5 races were faster; 1.20 to 1.20 over 5 races (at least",
         ),
         ([1.0, 1.26] * 4, "undecided", "Undecided: 4 of 8 races were faster"),
-        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster: 1.00 to 1.00"),
+        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster; 1.00 to 1.00"),
         (
             [1.43, 1.39, 1.48, 1.43, 1.44, 1.42],
             "faster",

@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        words = f"{self.headline}: {self.detail}."
+        words = f"{self.headline}{';' if self.result == 'undecided' else ':'} {self.detail}."
         if self.uncounted and self.races:
             words += f" {self.uncounted} not counted: {self.why}."
         return words
