@@ -286,7 +286,8 @@ def test_what_a_long_response_holds_goes_with_its_client(server, monkeypatch):
     monkeypatch.setattr(openai_api.ResponseWriter, "complete", complete)
     body = {"model": "Scripted-1", "messages": QUESTION, "logprobs": True, "max_tokens": 1}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
-        next(response.iter_raw())
+        pieces = response.iter_raw()  # which ends the connection when it is collected
+        next(pieces)
         assert not closed
     gc.disable()
     try:
