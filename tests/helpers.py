@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings

@@ -29,7 +29,8 @@ from specdemo.commands import audit as audit_command
 from specdemo.commands import shared
 from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance, decode
-from specdemo.engine.messages import Draft
+from specdemo.engine.forwards import Logits
+from specdemo.engine.rounds import Draft
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.runs.settings import Settings
 
@@ -492,7 +493,7 @@ def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(small_model,
 def accept_everything(rows, draft, sampling, verify=acceptance.verify):
     last = len(draft.tokens)
     context = [*rows.context, *draft.tokens]
-    whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)
+    whole = acceptance.TargetRows(Logits(*(part[last:] for part in rows.logits[:2])), context)
     true = verify(whole, Draft(), sampling)
     return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
 

@@ -39,7 +39,8 @@ from specdemo.convert import (
 from specdemo.convert.exporting import export
 from specdemo.engine.backends import forward, kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
-from specdemo.engine.messages import ModelSettings, Round, Run
+from specdemo.engine.forwards import ModelSettings, Run
+from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
 from specdemo.machine.terminal import silent
 from specdemo.pairs import hub, sources

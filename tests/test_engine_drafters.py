@@ -31,8 +31,8 @@ from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.eagle_drafter import EagleDrafter
 from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
 from specdemo.engine.drafts.model_drafters import LOOKAHEAD, HeadDrafter, ModelDrafter
-from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
+from specdemo.engine.rounds import Proposal
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question

@@ -24,8 +24,9 @@ from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.forward import KernelForward
 from specdemo.engine.backends.paged import PagedModel
+from specdemo.engine.drafts.model_drafters import DEPTH
 from specdemo.engine.faults import ModelError
-from specdemo.engine.messages import DEPTH, ModelSettings, Run, Taps
+from specdemo.engine.forwards import ModelSettings, Run, Taps
 from specdemo.errors import BadInput
 from specdemo.runs.question import Question
 from specdemo.runs.session import Session

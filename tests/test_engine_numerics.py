@@ -40,7 +40,7 @@ from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.engine import Engine
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
+from specdemo.engine.forwards import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.pair_files import PairFiles
 from specdemo.engine.profile import Invariance
 from tools.compile_kernels import SOURCE, llvm_text
@@ -940,7 +940,7 @@ from pathlib import Path
 from specdemo.engine.backends.draft_head import DraftHead
 from specdemo.engine.backends.numerics import open_target
 from specdemo.engine.pair_files import PairFiles
-from specdemo.engine.messages import Run
+from specdemo.engine.forwards import Run
 DraftHead(Path({str(write_head(tmp_path / "head"))!r}), openvino.Core())
 target = PairFiles(Path({str(tiny_llama_pair.target)!r}))
 model, _ = open_target(target, openvino.Core(), exact=False)

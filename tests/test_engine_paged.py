@@ -20,7 +20,7 @@ from specdemo.engine.backends import graph, kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.cache import KVSequence
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
+from specdemo.engine.forwards import PREFILL_CHUNK, ModelSettings, Run, next_chunk
 from specdemo.engine.profile import MERGED_TOKENS
 
 F32 = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from toy import BLOCK, ToyModel, logits_of
 
 from specdemo.engine.backends.paged import PagedModel
-from specdemo.engine.messages import Prompt
+from specdemo.engine.forwards import Prompt
 from specdemo.engine.prefixes import PrefixCache
 
 CHUNK, UNREAD = 3, 2

@@ -23,10 +23,11 @@ from specdemo.engine.cost_model import LARGEST
 from specdemo.engine.decode import Limits
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, Timing
+from specdemo.engine.forwards import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.request import answer as answering
+from specdemo.engine.rounds import Timing
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, decode, sampling
 from specdemo.engine.drafts import model_drafters
-from specdemo.engine.messages import Run
+from specdemo.engine.forwards import Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 

@@ -20,11 +20,12 @@ from toy import HASHED_VOCABULARY, Language, ToyModel, alone, answer_ids, blocks
 from specdemo.engine.decode import Limits, prefill
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import Busy, CacheFull, Closed, ModelError, RequestFailed
-from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Round, Run, Timing
+from specdemo.engine.forwards import PREFILL_CHUNK, Forward, Reply, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS, Invariance
 from specdemo.engine.request import Request, Target, answer
+from specdemo.engine.rounds import Round, Timing
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 

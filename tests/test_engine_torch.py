@@ -20,7 +20,7 @@ from specdemo.convert import model_files
 from specdemo.engine.backends import numerics
 from specdemo.engine.backends.paged import open_model
 from specdemo.engine.faults import BadInput, ModelError
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.engine.pair_files import Checkpoint, PairFiles
 from specdemo.machine import hardware
 from specdemo.runs.question import Question

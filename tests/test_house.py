@@ -71,8 +71,8 @@ def test_the_audit_knows_the_engine_only_through_its_adapter():
 
 
 ALGORITHM = (
-    "acceptance cache constraint decode drafts.draft_sources messages policy prefixes "
-    "profile request sampling scheduler"
+    "acceptance cache constraint decode drafts.draft_sources forwards policy prefixes "
+    "profile request rounds sampling scheduler"
 ).split()
 BLOCKED = """
 import importlib, sys

@@ -23,7 +23,7 @@ from test_page_parts import PLAIN, ROUND, SAVED, largest_run
 from toy_session import ToySession, toy_clock
 
 from specdemo.bench.report import WAYS
-from specdemo.engine.messages import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.machine.terminal import Progress
 from specdemo.pairs.registry import ModelChoice, PairInfo

@@ -20,8 +20,8 @@ import pytest
 from helpers import at_pace, race_trace
 
 from specdemo.bench.costs import predicted_speedups
-from specdemo.engine.messages import DraftToken, EmittedToken, Round, Source
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput
 from specdemo.machine import hardware, measured
 from specdemo.pairs import embedded, registry

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import at_pace, race_trace
 
-from specdemo.engine.messages import DraftToken
+from specdemo.engine.rounds import DraftToken
 from specdemo.errors import BadInput
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs import race

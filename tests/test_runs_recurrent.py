@@ -18,7 +18,7 @@ from specdemo.commands import shared
 from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
-from specdemo.engine.messages import ModelSettings
+from specdemo.engine.forwards import ModelSettings
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings

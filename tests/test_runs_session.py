@@ -18,8 +18,9 @@ from specdemo.engine import request as requests
 from specdemo.engine.backends import numerics as engine_numerics
 from specdemo.engine.cost_measurement import FAR_CONTEXT
 from specdemo.engine.decode import Limits
-from specdemo.engine.messages import PREFILL_CHUNK, Round
+from specdemo.engine.forwards import PREFILL_CHUNK
 from specdemo.engine.request import Request
+from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput

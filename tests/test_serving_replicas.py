@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from specdemo import cli
-from specdemo.engine.messages import EmittedToken, Round
+from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.pairs.registry import ModelChoice, PairInfo

@@ -21,9 +21,10 @@ from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.eagle_drafter import EagleDrafter
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
-from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Round, Run
+from specdemo.engine.forwards import Logits, Prompt, Reply, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
+from specdemo.engine.rounds import Draft, Proposal, Round
 from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 3

@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from toy import ToyModel
 
 from specdemo.engine.cache import BlockPool
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.engine.profile import Invariance, ModelProfile, Profile
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import PairInfo

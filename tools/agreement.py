@@ -18,7 +18,7 @@ from specdemo.cli import main
 from specdemo.commands.shared import json_option, load_pair, options_of, write_report
 from specdemo.engine.backends import numerics
 from specdemo.engine.backends.paged import open_model
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.errors import BadInput
 from specdemo.machine import measured
 from specdemo.options import CONFIG, option

@@ -31,7 +31,7 @@ from specdemo.convert.weights import FileWeights, compressed, weight_group
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.numerics import measure_invariance, open_target
 from specdemo.engine.backends.paged import PagedModel
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.engine.pair_files import PairFiles
 from specdemo.errors import BadInput, naming
 from specdemo.machine import disk, hardware, measured

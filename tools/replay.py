@@ -34,20 +34,11 @@ from specdemo.engine.cost_model import TYPICAL, CostModel
 from specdemo.engine.drafts.draft_sources import DraftRequest, DraftSource, TokenDrafter
 from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.lookup import LookupDrafter
-from specdemo.engine.drafts.model_drafters import HeadDrafter, ModelDrafter
-from specdemo.engine.messages import (
-    DEPTH,
-    Forward,
-    Logits,
-    Prompt,
-    Proposal,
-    Reply,
-    Round,
-    Run,
-    Timing,
-)
+from specdemo.engine.drafts.model_drafters import DEPTH, HeadDrafter, ModelDrafter
+from specdemo.engine.forwards import Forward, Logits, Prompt, Reply, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.request import Request, Target, prefilled
+from specdemo.engine.rounds import Proposal, Round, Timing
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option, wrong_parameter
@@ -378,16 +369,16 @@ class _Recorded:
     tokens: list[int]
     chance: float = 0.5
 
-    def part(self, begin: int, end: int) -> _Recorded:
-        return _Recorded(self.tokens[begin:end], self.chance)
+    def row(self, index: int) -> _Recorded:
+        return _Recorded(self.tokens[index : index + 1], self.chance)
 
-    def best(self, row: int) -> int:
-        return self.tokens[row]
+    def best(self) -> int:
+        return self.tokens[0]
 
-    def margin(self, row: int) -> float:
+    def margin(self) -> float:
         return math.inf
 
-    def probability(self, row: int, column: int) -> float:
+    def probability(self, column: int) -> float:
         return self.chance
 
     def states(self, count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from specdemo.engine.cost_model import CostModel
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.runs.trace import Trace, combined, judged, over, summarize
 
 RATES = tuple(percent / 100 for percent in range(0, 101, 5))

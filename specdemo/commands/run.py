@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from specdemo.commands.shared import answer_options, load_pair, sectioned, write_file
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.machine.terminal import Progress, printable, progress_bar

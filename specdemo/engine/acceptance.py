@@ -14,12 +14,12 @@ couplings of their draws keep the output distribution exactly q:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from .constraint import Mask
-from .messages import Draft, Logits, one_row
+from .forwards import Logits, Row
+from .rounds import Draft
 from .sampling import ACCEPT, RESIDUAL, Distribution, Noise, Sampling, choose, distribution, draw
 
 
@@ -95,29 +95,30 @@ class TargetRows:
     adjustment: Adjustment | None = None
     masks: list[Mask] | None = None  # for each row
 
-    def row(self, drafted: Sequence[int]) -> Logits:
+    def row(self, drafted: Sequence[int]) -> Row:
         """The row after `drafted`."""
         index = len(drafted)
-        row = self.logits.part(index, index + 1)
+        row = self.logits.row(index)
         if self.adjustment is not None:
-            row = one_row(self.adjustment(row.rows[0], self.context, drafted))
+            row = Row.of(self.adjustment(row.logits, self.context, drafted))
         return row if self.masks is None else row.allowed(self.masks[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The number of `accepted` draft tokens and the `token` added after them. `probabilities` are
-    the target's, of each accepted token and then of the rejected one, if any; `q` gives that of any
-    token in the place of `token`, until the next forward.
+    """The result of a verification."""
 
-    `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed."""
-
-    accepted: int
-    token: int
+    accepted: int  # draft tokens
+    token: int  # added after them
     probabilities: tuple[float, ...]
+    """The target's, of each accepted token and then of the rejected one, if any."""
+
     q: Callable[[int], float] = field(compare=False)
+    """The target's probability of any token in the place of `token`, until the next forward."""
+
     margin: float | None = None
+    """How far the logit of `token` exceeds the next best; None if it was sampled, or the only one
+    allowed."""
 
 
 def verify(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
@@ -130,18 +131,17 @@ def verify(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
     for index, drafted in enumerate((*tokens, None)):
         row = rows.row(tokens[:index])
         if sampling.greedy:
-            token = row.best(0)
+            token = row.best()
         else:
-            values = row.rows[0]
-            known = float(values.max()), float(row.log_sum[0])
-            token = choose(values, sampling, len(rows.context) + index, known)
+            known = float(row.logits.max()), row.log_sum
+            token = choose(row.logits, sampling, len(rows.context) + index, known)
         if drafted is not None:
-            probabilities.append(row.probability(0, drafted))
+            probabilities.append(row.probability(drafted))
         if token != drafted:
             break
-    margin = row.margin(0) if sampling.greedy else math.inf
+    margin = row.margin() if sampling.greedy else math.inf
     finite = margin if margin < math.inf else None
-    return Verification(index, token, tuple(probabilities), partial(row.probability, 0), finite)
+    return Verification(index, token, tuple(probabilities), row.probability, finite)
 
 
 def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
@@ -150,14 +150,14 @@ def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verif
     probabilities = []
     for index, drafted in enumerate(tokens):
         position = len(rows.context) + index
-        q = distribution(rows.row(tokens[:index]).rows[0], sampling)
+        q = distribution(rows.row(tokens[:index]).logits, sampling)
         p = draft.proposals[index].distribution or Distribution(np.array([drafted]), np.ones(1))
         probabilities.append(q.probability(drafted))
         chance = min(1.0, probabilities[-1] / p.probability(drafted))
         if not accepts(chance, seed, position):
             token = draw(residual(p, q), seed, position, RESIDUAL)
             return Verification(index, token, tuple(probabilities), q.probability)
-    q = distribution(rows.row(tokens).rows[0], sampling)
+    q = distribution(rows.row(tokens).logits, sampling)
     token = draw(q, seed, len(rows.context) + len(tokens))
     return Verification(len(tokens), token, tuple(probabilities), q.probability)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .cache import BlockPool, KVSequence
 from .cost_model import LARGEST
-from .messages import PREFILL_CHUNK, Head, Model, Run
+from .forwards import PREFILL_CHUNK, Head, Model, Run
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 """Numbers of tokens whose costs are measured."""

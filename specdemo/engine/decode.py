@@ -12,21 +12,9 @@ from .acceptance import Adjustment, TargetRows, Verification, adjustment, verify
 from .cache import KVSequence
 from .constraint import AllowedTokens, Mask, wait
 from .drafts.drafter import AdaptiveDrafter
-from .messages import (
-    PREFILL_CHUNK,
-    Draft,
-    DraftToken,
-    EmittedToken,
-    Forward,
-    Kind,
-    Logits,
-    Prompt,
-    Reply,
-    Round,
-    Run,
-    next_chunk,
-)
+from .forwards import PREFILL_CHUNK, Forward, Logits, Prompt, Reply, Run, next_chunk
 from .policy import Policy
+from .rounds import Draft, DraftToken, EmittedToken, Kind, Round
 from .sampling import Sampling
 
 Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect a Reply
@@ -176,7 +164,10 @@ def round_of(
         )
     candidates: tuple[DraftToken, ...] = ()
     if emitted is not None and emitted.kind == "correction":
-        candidates = draft.proposals[accepted].candidates(verification.q)
+        rejected, q = draft.proposals[accepted], verification.q
+        candidates = tuple(
+            DraftToken(id, p, q(id), False, rejected.source) for id, p in rejected.candidates
+        )
     rated = [] if logprobs is None else list(enumerate(tokens[:length]))
-    alternatives = tuple(rows.logits.logprobs(row, token, logprobs or 0) for row, token in rated)
+    alternatives = tuple(rows.logits.row(row).logprobs(id, logprobs or 0) for row, id in rated)
     return Round(drafted, emitted, draft.seconds, seconds, 0.0, alternatives, candidates)

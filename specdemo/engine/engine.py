@@ -21,12 +21,13 @@ from .drafts.eagle_drafter import EagleDrafter
 from .drafts.lookup import LOOKUPS
 from .drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
 from .faults import BadInput, Closed
-from .messages import PREFILL_CHUNK, Model, ModelSettings, Runner, Timing
+from .forwards import PREFILL_CHUNK, Model, ModelSettings, Runner
 from .pair_files import PairFiles, weights_size
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile, Properties
 from .request import Answering, Request, Target, answer
+from .rounds import Timing
 from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .cache import KVSequence
-from .messages import PREFILL_CHUNK, Model, Prompt
+from .forwards import PREFILL_CHUNK, Model, Prompt
 from .policy import MAX_DRAFT
 
 SPARE_TOKENS = 8192  # kept at most; the newest text stays, whatever its length

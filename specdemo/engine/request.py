@@ -17,10 +17,11 @@ from .cost_measurement import waiting_times
 from .decode import Limits, decode, prefill
 from .drafts.draft_sources import DraftRequest, DraftSource, TokenDrafter
 from .drafts.drafter import AdaptiveDrafter
-from .messages import PREFILL_CHUNK, Forward, Logprobs, Model, Prompt, Reply, Round, Run, Timing
+from .forwards import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Invariance, ModelProfile
+from .rounds import Logprobs, Round, Timing
 from .sampling import Sampling, distribution
 
 Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a Reply
@@ -149,7 +150,7 @@ def next_token(
         context = [*request.tokens, *answer]
         adjust = adjustment(request.sampling, request.tokens)
         rows = TargetRows(logits, context, adjust, masks)
-        return distribution(rows.row([]).rows[0], request.sampling)
+        return distribution(rows.row([]).logits, request.sampling)
 
 
 def prompt_logprobs(
@@ -164,7 +165,7 @@ def prompt_logprobs(
             chunk = request.tokens[sequence.length :][: len(following)]
             reply = yield Forward("target", Run(sequence, chunk, len(chunk)))
             rows = enumerate(following)
-            logprobs += [reply.logits.logprobs(row, token, count) for row, token in rows]
+            logprobs += [reply.logits.row(row).logprobs(token, count) for row, token in rows]
             size = target.fair_chunk(sequence.length) if reply.shared else size
     return logprobs
 

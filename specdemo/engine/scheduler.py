@@ -16,11 +16,12 @@ from typing import Any
 
 from .background import END, Background
 from .faults import Busy, Closed, RequestFailed
+from .forwards import Forward, Reply, Runner
 from .ledger import Ledger
-from .messages import Forward, Reply, Runner, Timing
 from .policy import shared_lengths
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
+from .rounds import Timing
 
 log = logging.getLogger(__name__)
 QUEUED = 256  # requests that may wait to be admitted

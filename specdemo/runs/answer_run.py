@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
 
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Handle, Waiting
 from specdemo.machine.hardware import EnergyMeter, processors, usual_share
 from specdemo.runs.question import Question

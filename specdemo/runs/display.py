@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Source
+from specdemo.engine.rounds import DraftToken, EmittedToken, Source
 
 Figure = dict[str, Any]
 Curve = tuple[Sequence[float], Sequence[int]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.options import shown

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.runs.answer_run import AnswerRun
 from specdemo.runs.judge import MIN_RACES
 from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, judged, summarize

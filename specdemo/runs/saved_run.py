@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS

@@ -13,10 +13,10 @@ from specdemo.engine import pair_files
 from specdemo.engine.backends import kernels
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import Engine
-from specdemo.engine.messages import Round
 from specdemo.engine.policy import Acceptance
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import Answering, Request, answer
+from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Closed, ModelError

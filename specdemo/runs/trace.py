@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from specdemo.engine.messages import DraftToken, EmittedToken, Logprobs, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.display import Curve, notebook_html, wall_clock
 from specdemo.runs.judge import PairedRuns, Verdict, judge, starved

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
-from specdemo.engine.messages import Logprobs, Round
+from specdemo.engine.rounds import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.machine.terminal import Report
 from specdemo.machine.threads import ShortestFirst, merged

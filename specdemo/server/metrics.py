@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy
 from specdemo.runs.trace import BaselineToken, Trace

@@ -25,7 +25,7 @@ from specdemo.engine import cache
 from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.backends.graph import read_decoder
 from specdemo.engine.backends.paged import open_model
-from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
+from specdemo.engine.forwards import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
 from specdemo.machine.disk import replacing
@@ -146,7 +146,7 @@ class _Answer:
 
     def grow(self, logits: Logits) -> None:
         if self.sampling.greedy:
-            token = logits.best(0)
+            token = logits.row(0).best()
         else:
             token = choose(logits.rows[0], self.sampling, len(self.tokens))
         self.tokens.append(token)

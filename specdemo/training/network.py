@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from specdemo.convert import heads
 from specdemo.convert.weights import Quantized, fit_int4
-from specdemo.engine.messages import DEPTH
+from specdemo.engine.drafts.model_drafters import DEPTH
 from specdemo.errors import BadInput
 from specdemo.machine.disk import replacing
 from specdemo.machine.terminal import Progress, progress_bar

@@ -13,7 +13,7 @@ import openvino as ov
 
 from ..cost_model import CostModel
 from ..faults import ModelError
-from ..messages import Logits, Run
+from ..forwards import Logits, Run
 from .forward import KernelForward
 from .graph import HIDDEN, add_log_sums, add_states, last_line
 from .instance import Inputs, RowInstances

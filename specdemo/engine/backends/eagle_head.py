@@ -13,7 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from ..faults import ModelError
-from ..messages import ModelSettings, Run
+from ..forwards import ModelSettings, Run
 from . import graph
 from .paged import PagedModel
 

@@ -10,7 +10,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from ..faults import ModelError
-from ..messages import Taps
+from ..forwards import Taps
 
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
 RECURRENT = ("PagedGatedDeltaNet", "PagedCausalConv1D")  # layers with tables of states

@@ -16,7 +16,7 @@ import openvino as ov
 
 from ..cache import KVSequence
 from ..faults import ModelError
-from ..messages import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
+from ..forwards import PREFILL_CHUNK, Model, ModelSettings, Run, Taps
 from ..pair_files import Checkpoint, PairFiles, weights_size
 from ..profile import Invariance, ModelProfile, Properties
 from . import graph, kernels

@@ -15,7 +15,7 @@ import openvino as ov
 from ..cache import CACHE_TOKENS, BlockPool, KVSequence, RecurrentPool, RecurrentSequence
 from ..cost_model import CostModel
 from ..faults import ModelError
-from ..messages import Logits, Model, ModelSettings, Run
+from ..forwards import Logits, Model, ModelSettings, Run
 from ..pair_files import Checkpoint
 from . import graph, kernels, recurrent
 from .forward import KernelForward

@@ -11,7 +11,7 @@ from openvino import opset13 as ops
 
 from ..cache import RecurrentSequence
 from ..faults import ModelError
-from ..messages import Run
+from ..forwards import Run
 from . import graph
 
 SEQUENCES = "la.subsequence_begins"  # the added input, int32 [sequences + 1]

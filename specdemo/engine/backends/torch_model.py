@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..cache import CACHE_TOKENS, BlockPool, KVSequence
 from ..cost_model import CostModel
 from ..faults import BadInput, ModelError
-from ..messages import Logits, ModelSettings, Run
+from ..forwards import Logits, ModelSettings, Run
 from ..pair_files import TORCH, Checkpoint
 from .graph import last_line
 

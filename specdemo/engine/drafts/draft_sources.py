@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..constraint import Mask
 from ..cost_measurement import learn_costs, learn_step
-from ..messages import Forward, Model, Proposal, Reply, Source, Translation
+from ..forwards import Forward, Model, Reply
 from ..policy import MAX_DRAFT, Policy
 from ..prefixes import PrefixCache
+from ..rounds import Proposal, Source
 from ..sampling import Sampling
 
 Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
@@ -74,12 +75,29 @@ class TokenDrafter:
         return 0.0
 
 
+class Translation(Protocol):
+    """Maps the text of one request between the tokens of the target and those of a draft model with
+    another vocabulary. The engine itself knows no text."""
+
+    def read(self, context: list[int]) -> list[int] | None:
+        """The draft model's tokens of the text of `context`, the target's tokens, which only grow.
+        None where no draft can follow yet."""
+
+    def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
+        """The target's tokens that `drafted`, the draft model's, add to the context last read, and
+        for each the number of draft tokens that begin in it. With `whole_words`, only those that no
+        further draft token can change."""
+
+    def ends(self, token: int) -> bool:
+        """Whether no text follows this token of the draft model."""
+
+
 @dataclass(eq=False)
 class DraftSource:
     """A kind of drafters with the model or head that they share."""
 
     kind: type[TokenDrafter]
-    runner: Any = None  # of their forwards: messages.Model or Head
+    runner: Any = None  # of their forwards: a Model or Head
     prefixes: PrefixCache | None = None  # of a runner with a KV cache
     context_limit: int = 0  # tokens that the runner reads at most; 0: any number
     translation: Callable[[], Translation] | None = None  # a request's, to another vocabulary

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..constraint import AllowedTokens, Mask, forced, wait
-from ..messages import PREFILL_CHUNK, Draft, Forward, Proposal, Reply
+from ..forwards import PREFILL_CHUNK, Forward, Reply
 from ..policy import EXPLORE_ROUNDS, Policy, RoundPlan
+from ..rounds import Draft, Proposal
 from .draft_sources import TokenDrafter
 
 

@@ -5,7 +5,7 @@ from collections.abc import Generator
 import numpy as np
 
 from ..cost_model import LARGEST
-from ..messages import PREFILL_CHUNK, Forward, Reply, Run
+from ..forwards import PREFILL_CHUNK, Forward, Reply, Run
 from ..prefixes import common
 from .draft_sources import DraftRequest, DraftSource, TokenDrafter
 from .model_drafters import HeadDrafter

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ..constraint import Mask
-from ..messages import Proposal, Source
+from ..rounds import Proposal, Source
 from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter
 
 ORDERS = 4  # tokens of the longest context that is looked up

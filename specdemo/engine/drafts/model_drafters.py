@@ -9,27 +9,20 @@ from ..acceptance import adjustment
 from ..cache import BlockPool, KVSequence
 from ..constraint import Mask
 from ..cost_model import LARGEST, CostModel
-from ..messages import (
-    DEPTH,
-    Forward,
-    Logits,
-    Proposal,
-    Run,
-    Source,
-    Translation,
-    next_chunk,
-    one_row,
-)
+from ..forwards import Forward, Logits, Row, Run, next_chunk
 from ..policy import MAX_DRAFT
 from ..prefixes import common
+from ..rounds import Proposal, Source
 from ..sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
-from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter
+from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter, Translation
 
 SHARPER = 1.2
 """Divides the temperature at which a head draws. A head knows less than the target, so its
 distribution is flatter; with the same noise the target tends to choose the likelier token. First
 tokens of the embedded head at temperatures 0.4, 0.7 and 1 (prose): accepted with it 0.535, 0.531,
 0.513; without 0.534, 0.523, 0.504."""
+
+DEPTH = 5  # tokens that a head drafts at most; heads are trained for chains of this length
 
 LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have ended
 
@@ -74,40 +67,44 @@ class LogitsDrafter(TokenDrafter):
         self, logits: Logits, context: list[int], drafted: list[int], mask: Mask = None
     ) -> Proposal | None:
         """The token after `context` and `drafted`; None if the `mask` allows none that it knows."""
-        sampling, ids = self.sampling, self.token_ids
+        sampling, ids, row = self.sampling, self.token_ids, logits.row(0)
         position = len(context) + len(drafted)
         if self.adjustment is not None:
-            logits = one_row(self.adjustment(logits.rows[0], context, drafted, self._columns))
+            row = Row.of(self.adjustment(row.logits, context, drafted, self._columns))
         if mask is not None:
-            mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
+            mask = mask[: len(row.logits)] if ids is None else mask[ids]
             if not mask.any():
                 return None
-            logits = logits.allowed(mask)
+            row = row.allowed(mask)
+        source: Distribution | None = None
         if self.binding:
-            source = distribution(logits.rows[0], sampling)
+            source = distribution(row.logits, sampling)
             if ids is not None:
                 tokens = ids[source.ids]
                 order = tokens.argsort(kind="stable")  # mostly sorted
                 source = Distribution(tokens[order], source.probabilities[order])
             token = draw(source, sampling.seed, position, DRAFT)
-            proposal = self.proposal(token, source.probability(token), source)
-            kept = Logits(np.log(source.probabilities)[None], np.zeros(1)), source.ids
-            return proposal._replace(kept=kept if self.request.candidates else None)
-        column = logits.best(0)
-        if not sampling.greedy:
-            known = float(logits.rows[0, column]), float(logits.log_sum[0])
-            column = choose(logits.rows[0], sampling, position, known, ids)
-        token = column if ids is None else int(ids[column])
-        proposal = self.proposal(token, logits.probability(0, column))
-        if self.request.candidates:
-            return proposal._replace(kept=(logits.part(0, 1).copy(), ids))
-        return proposal
+            probability = source.probability(token)
+            row, ids = Row(np.log(source.probabilities), 0.0), source.ids
+        else:
+            column = row.best()
+            if not sampling.greedy:
+                known = float(row.logits[column]), row.log_sum
+                column = choose(row.logits, sampling, position, known, ids)
+            token = column if ids is None else int(ids[column])
+            probability = row.probability(column)
+        candidates = row.candidates(ids) if self.request.candidates else ()
+        return self.proposal(token, probability, source, candidates)
 
     def proposal(
-        self, token: int, probability: float, source: Distribution | None = None
+        self,
+        token: int,
+        probability: float,
+        source: Distribution | None = None,
+        candidates: tuple[tuple[int, float], ...] = (),
     ) -> Proposal:
         acceptance = self.policy.accepted(self.name)(probability)
-        return Proposal(token, self.name, probability, acceptance, probability, source)
+        return Proposal(token, self.name, probability, acceptance, probability, source, candidates)
 
 
 class HeadDrafter(LogitsDrafter):

@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from specdemo.engine.messages import Round
+from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.runs.display import SOURCES, wall_clock
