@@ -46,14 +46,7 @@ NUMBERS = {field.name for field in fields(Settings) if type(field.default) in (i
 
 
 class Options(TypedDict, total=False):
-    """How to answer: the fields of `runs.settings.Settings`, which has their limits, and:
-    `num_assistant_tokens`, transformers' name of `draft_tokens`; `do_sample`, also transformers'
-    (False is temperature 0; with True it is 1 unless given); `prediction`, a text that the answer
-    may repeat, as a source of drafts; OpenAI's `tools` and `tool_choice`: the answer has its
-    `calls`; `logprobs`: how many of the likeliest tokens the answer's `logprobs` have;
-    `continue_final_message`: the answer continues the last message, the assistant's. The answer
-    ends before a `stop` text. `json_schema` makes it JSON: a JSON Schema as text or a dict, or a
-    pydantic model."""
+    """How to answer: the fields of `runs.settings.Settings`, which has their limits, and more."""
 
     max_new_tokens: int
     temperature: float
@@ -61,8 +54,10 @@ class Options(TypedDict, total=False):
     top_k: int
     min_p: float
     seed: int
-    stop: str | Sequence[str]
+    stop: str | Sequence[str]  # the answer ends before such a text
     json_schema: str | Mapping[str, Any] | type[BaseModel]
+    """Makes it JSON: a JSON Schema as text or a dict, or a pydantic model."""
+
     draft_tokens: int | Literal["auto"] | None
     drafter: Drafter
     coupling: Coupling
@@ -72,13 +67,13 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float]
     ignore_eos: bool
-    prediction: str
-    num_assistant_tokens: int
-    do_sample: bool
-    tools: Sequence[Mapping[str, Any]]
+    prediction: str  # a text that the answer may repeat, as a source of drafts
+    num_assistant_tokens: int  # transformers' name of `draft_tokens`
+    do_sample: bool  # transformers': False is temperature 0; with True it is 1 unless given
+    tools: Sequence[Mapping[str, Any]]  # OpenAI's; the answer has its `calls`
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any]
-    logprobs: int
-    continue_final_message: bool
+    logprobs: int  # the answer's have so many of the likeliest tokens
+    continue_final_message: bool  # the answer continues the last message, the assistant's
 
 
 class Extras(Strict):

@@ -42,12 +42,11 @@ class NotOffered(SpecdemoError):
 
 
 class AuditedEngine:
-    """One way in which an engine drafts, beside its own autoregressive decoding. `offers` names the
-    properties (properties.PROPERTIES) that it has beside "greedy" and "repeat"."""
+    """One way in which an engine drafts, beside its own autoregressive decoding."""
 
     name = "engine"
     method = "speculative decoding"
-    offers: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()  # of properties.PROPERTIES, beside "greedy" and "repeat"
     facts: dict[str, Any] = {}  # how the engine was set up, for the report
     context_limit: int | None = None
     couplings: tuple[Coupling, ...] = ("shared",)  # each is sampled; other engines ignore it

@@ -76,11 +76,10 @@ def compared(cases: int, differences: Sequence[dict[str, Any]]) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine under test. Its methods share their `baselines`, answers of autoregressive
-    decoding."""
+    """An engine under test."""
 
     engine: AuditedEngine
-    baselines: dict[Any, Any] = field(default_factory=dict)
+    baselines: dict[Any, Any] = field(default_factory=dict)  # shared by the engine's methods
 
     def baseline(self, conversation: Conversation, settings: Settings) -> Tokens:
         """Raises NotOffered where autoregressive decoding fails: then drafts are not the reason."""

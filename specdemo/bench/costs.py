@@ -26,28 +26,25 @@ two 5 %."""
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step of `tokens` tokens took: the median of `rounds`, and the ends between
-    which half of them lie, all in seconds and with the time outside inference."""
+    """What a step of so many tokens took, in seconds and with the time outside inference."""
 
     tokens: int
-    seconds: float
-    low: float
+    seconds: float  # the median of the rounds
+    low: float  # half of them lie between these two
     high: float
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Estimates from races. `speedups[user][length][rate]` is that of `users[user]` users at once
-    at the acceptance rate `rates[rate]`, `acceptance_rate` being the measured one, with drafts as
-    in the races (`length` 0) or always of `length` tokens. A token without drafts takes each user
-    `seconds[user]`."""
+    """Estimates from races."""
 
-    acceptance_rate: float
-    rates: list[float]
-    users: list[int]
-    seconds: list[float]
+    acceptance_rate: float  # measured
+    rates: list[float]  # of acceptance, that are assumed
+    users: list[int]  # at once
+    seconds: list[float]  # that a token without drafts takes each of so many users
     speedups: list[list[list[float]]]
+    """By users, by draft length (0: as in the races), by rate."""
 
 
 def step_costs(*traces: Trace) -> list[StepCost]:

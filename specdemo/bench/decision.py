@@ -49,21 +49,17 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`use` drafts here, or not; None if undecided. `headline` says so in a line, `sentence` gives
-    the reasons, `command` and `python` the settings. `verdict` is on one user, with a pair of runs
-    for each prompt. `users` has a row for each number of users at once, the first one of the
-    prompts; for up to `pays_for` of them the interval of the speed-up is above 1. `estimates` are
-    for other acceptance rates, draft lengths and numbers of users."""
+    """Whether to use drafts here."""
 
-    use: bool | None
-    headline: str
-    sentence: str
-    command: str
+    use: bool | None  # None: undecided
+    headline: str  # says so in a line
+    sentence: str  # gives the reasons
+    command: str  # has the settings
     python: str
-    verdict: Verdict
-    users: list[Row]
-    pays_for: int
-    estimates: WhatIf | None
+    verdict: Verdict  # on one user, with a pair of runs for each prompt
+    users: list[Row]  # by their number at once, the first one of the prompts
+    pays_for: int  # up to so many of them the interval of the speed-up is above 1
+    estimates: WhatIf | None  # for other acceptance rates, draft lengths and numbers of users
 
 
 def decide(

@@ -49,8 +49,8 @@ class EagleLayer(CheckpointConfig):
 
 
 class EagleConfig(Configuration):
-    """config.json of an EAGLE-3 head, beside the sizes of its layer. `layers`: of the target, whose
-    inputs it reads. Where only one value is listed, no other can be run."""
+    """config.json of an EAGLE-3 head, beside the sizes of its layer. Where only one value is
+    listed, no other can be run."""
 
     architectures: list[
         Literal[
@@ -66,7 +66,7 @@ class EagleConfig(Configuration):
     target_hidden: Size = sized(1 << 18, "target_hidden_size", default=0)
     layers: list[Annotated[int, Field(ge=0, le=512)]] = named(
         "eagle_aux_hidden_state_layer_ids", default=[], max_length=16
-    )
+    )  # of the target: the head reads their inputs
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -86,12 +86,12 @@ class EagleConfig(Configuration):
 
 @dataclass(frozen=True, slots=True)
 class EagleShape(Shape):
-    """Sizes of a head's layer. `tokens`: the token ids of its logits, int64 [V']. A head without an
-    `embedding` uses the target's, which the IR then takes as `inputs_embeds`."""
+    """Sizes of a head's layer."""
 
     config: EagleConfig = EagleConfig.model_validate({"architectures": ["Eagle3Speculator"]})
-    embedding: bool = True
+    embedding: bool = True  # without one the IR takes the target's as `inputs_embeds`
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    """The token ids of its logits, int64 [V']."""
 
     @property
     def states(self) -> int:

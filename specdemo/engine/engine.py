@@ -42,10 +42,10 @@ MIN_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Blocks of a KV cache: `used` of at most `limit`; kept texts hold `kept` of the used ones."""
+    """Blocks of a KV cache."""
 
     used: int
-    kept: int
+    kept: int  # of the used ones, by kept texts
     limit: int
 
 

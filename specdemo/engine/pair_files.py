@@ -14,16 +14,15 @@ TORCH = "torch:"  # prefix of the names of devices that run in torch, not in Ope
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that transformers loads, or a GGUF file. `remote_code` lets code in it run."""
+    """A folder that transformers loads, or a GGUF file."""
 
     path: Path
-    remote_code: bool = False
+    remote_code: bool = False  # code in it may run
 
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """The models of an engine: IR, or checkpoints on torch devices. The draft model proposes only
-    `draft_token_ids` (int64 [V], ascending; None: all)."""
+    """The models of an engine: IR, or checkpoints on torch devices."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -33,6 +32,8 @@ class PairFiles:
     template_prefix: tuple[int, ...] = ()  # with which most prompts begin
     draft_context: int = 0  # tokens that the draft model reads at most; 0: any number
     draft_token_ids: np.ndarray | None = field(default=None, compare=False)
+    """The only tokens that the draft model proposes, int64 [V], ascending; None: all."""
+
     head: Path | None = None  # IR of a draft head, in place of the draft model
     head_layers: tuple[int, ...] = ()  # of an IR target, whose inputs an EAGLE-3 head reads
     translation: Callable[[], Any] | None = None  # a request's, of another vocabulary

@@ -89,12 +89,8 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What is expected of one round, and how many tokens to draft in it: `fixed` ones, or at most
-    `limit`. As many `requests` as share its forwards are expected to do as this one does, and each
-    counts its share of the seconds.
-
-    `rows`: seconds of the forward in which each verifies 0, 1, ... tokens. `pace`: recent seconds a
-    token, at most those of autoregressive decoding. At most `tokens_left` tokens follow.
+    """What is expected of one round, and how many tokens to draft in it. All requests that share
+    its forwards are expected to do as this one does, and each counts its share of the seconds.
 
     With the letters of Leviathan et al.: a draft of gamma tokens, each accepted with its own chance
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
@@ -102,12 +98,12 @@ class RoundPlan:
     and drafts nothing where that is below 1 / V(1), autoregressive decoding.
     """
 
-    fixed: int | None
-    limit: int
-    requests: int
-    rows: list[float]
-    pace: float
-    tokens_left: int
+    fixed: int | None  # draft length
+    limit: int  # of the draft length, if none is fixed
+    requests: int  # that share its forwards
+    rows: list[float]  # seconds of the forward in which each verifies 0, 1, ... tokens
+    pace: float  # recent seconds a token, at most those of autoregressive decoding
+    tokens_left: int  # at most so many follow
 
     @property
     def reading_seconds(self) -> float:
@@ -177,12 +173,11 @@ def shared_lengths(
 
 @dataclass(slots=True)
 class Outcome:
-    """What drafting has brought, beside what was planned: the `lost` seconds, in rounds without
-    drafts, at most RISK of them either way. Where they are lost, drafts are left for `pause`
-    rounds (`paused` are still to come), then tried again, and left for twice as many."""
+    """What drafting has brought, beside what was planned. Where it has lost, drafts are left for
+    some rounds, then tried again, and left for twice as many."""
 
-    lost: float = 0.0
-    paused: float = 0.0
+    lost: float = 0.0  # seconds, in rounds without drafts, at most RISK of them either way
+    paused: float = 0.0  # rounds of the pause that are still to come
     pause: float = PAUSE_ROUNDS
 
     def record(self, lost: float, share: float) -> None:
@@ -199,21 +194,21 @@ class Outcome:
 
 @dataclass(slots=True)
 class Policy:
-    """Plans the rounds of one request. `fixed` is a draft length, or None to adapt; `limit` is the
-    longest one.
+    """Plans the rounds of one request."""
 
-    All requests share the rest and learn from each other: `costs` are the target model's,
-    `acceptance` the rates by source, `unasked` the rounds since each source was asked, `answering`
-    the ids of requests, and `outcomes` those of drafting by the number of requests and whether a
-    draft model was asked."""
+    fixed: int | None = None  # draft length; None: it adapts
+    limit: int = MAX_DRAFT  # of the draft length
 
-    fixed: int | None = None
-    limit: int = MAX_DRAFT
-    costs: CostModel = field(default_factory=CostModel)
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    # All requests share the rest and learn from each other.
+    costs: CostModel = field(default_factory=CostModel)  # of the target model
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by source
     unasked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    answering: set[int] = field(default_factory=set)
+    """Rounds since each source was asked."""
+
+    answering: set[int] = field(default_factory=set)  # ids of requests
     outcomes: dict[tuple[int, bool], Outcome] = field(default_factory=lambda: defaultdict(Outcome))
+    """Of drafting, by the number of requests and whether a draft model was asked."""
+
     _seconds: float = 0.0
     _tokens: float = 0.0
 

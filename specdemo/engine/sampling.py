@@ -33,17 +33,15 @@ _11, _27, _30, _31, _32, _LOW = map(np.uint64, (11, 27, 30, 31, 32, 0xFFFFFFFF))
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen: by `temperature` (0: greedy), among the `top_k` likeliest (0: all), of
-    these among the smallest set that holds `top_p` of their mass, of these among the ones that have
-    at least `min_p` of the likeliest one's probability. `acceptance.Adjustment` defines penalties
-    and biases, which come first."""
+    """How tokens are chosen: after penalties and biases (`acceptance.Adjustment` defines them), by
+    the filters `top_k`, then `top_p`, then `min_p`."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0  # among the smallest set that holds this share of the mass
+    top_k: int = 0  # among so many of the likeliest; 0: all
     seed: int = 0
     coupling: str = "shared"
-    min_p: float = 0.0
+    min_p: float = 0.0  # among those with this share of the likeliest one's probability
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -211,20 +209,16 @@ def choose(
 class _Runners:
     """The tokens of a distribution in an exponential race: the first to arrive is drawn.
 
-    `columns` (int64 [n]) are all of weight LIKELY and more, with their `weights` (relative to the
-    largest) and token `ids`. The other weights sum to at most `others`; `all_weights()` gives the
-    weight of every column.
-
     Each likely token arrives at Exponential(1) / weight; the tail shares one arrival at
     Exponential(1) / (sum of its weights). If the tail is first, one of its tokens is drawn in
     proportion to the weights. Exponential arrivals are first with probabilities proportional to
     their rates, so every token wins with its share of all weights."""
 
-    columns: np.ndarray
-    weights: np.ndarray
-    ids: np.ndarray
-    others: float
-    all_weights: Callable[[], np.ndarray]
+    columns: np.ndarray  # int64 [n]: all of weight LIKELY and more
+    weights: np.ndarray  # relative to the largest
+    ids: np.ndarray  # of the tokens
+    others: float  # the other weights sum to this at most
+    all_weights: Callable[[], np.ndarray]  # of every column
 
     def winner(self, noise: Noise) -> int:
         """The winner's column."""

@@ -53,33 +53,26 @@ class Activity:
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """A submitted request. After its `events`, `result` is what `work` returned, or `stopped` is
-    True. `left`: nobody reads its events any more. `max_others` is the most other requests that
-    were active with it; `compiling` tells whether a step of background work delayed it.
+    """A submitted request."""
 
-    `work` yields events, Forwards, each for one of `models`, and Futures. A Forward is `pending`
-    until its Reply; a Future is `awaited` while other requests go on. `blocks` are the most that it
-    can hold in each cache. Its forwards are merged with others up to `merged_tokens` tokens. No
-    background work runs beside a `timed` one."""
-
-    work: Generator[Any, Reply | None, Any]
-    models: Mapping[str, Runner]
-    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
-    merged_tokens: int = MERGED_TOKENS
+    work: Generator[Any, Reply | None, Any]  # yields events, Forwards and Futures
+    models: Mapping[str, Runner]  # of the Forwards
+    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)  # the most that it can hold
+    merged_tokens: int = MERGED_TOKENS  # of a forward that it shares with others
     stop: threading.Event = field(default_factory=threading.Event)
-    timed: bool = False
+    timed: bool = False  # no background work runs beside it
     waiting: Callable[[Handle], Waiting] = lambda request: Waiting(0, None)
-    queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    pending: Any = None
-    awaited: Future[Any] | None = None
-    max_others: int = 0
-    compiling: bool = False
+    queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # its events
+    pending: Any = None  # a Forward until its Reply
+    awaited: Future[Any] | None = None  # while other requests go on
+    max_others: int = 0  # the most other requests that were active with it
+    compiling: bool = False  # a step of background work delayed it
     admitted_at: float = 0.0
     timing: Timing = field(default_factory=Timing)
     error: BaseException | None = None
-    left: bool = False
+    left: bool = False  # nobody reads its events any more
     stopped: bool = False
-    result: Any = None
+    result: Any = None  # what `work` returned, unless it was stopped
 
     @property
     def model(self) -> Runner:

@@ -45,11 +45,10 @@ _SMALL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model's files on this disk: a folder, or a (first) GGUF file. `revision`: a commit or a
-    fingerprint."""
+    """A model's files on this disk."""
 
-    folder: Path
-    revision: str
+    folder: Path  # or a (first) GGUF file
+    revision: str  # a commit or a fingerprint
 
 
 def cached(repo: str) -> Snapshot | None:
@@ -273,10 +272,10 @@ CLOCK_SECONDS = 3.0  # in which two changes of a file may have the same time on 
 
 
 class Hashed(NamedTuple):
-    """A file had its known hash at `time` (seconds since 1970), in the `state` of its `_state`."""
+    """When a file had its known hash."""
 
-    state: str
-    time: float
+    state: str  # its `_state`
+    time: float  # seconds since 1970
 
 
 MODEL_SUFFIXES = {".xml", ".bin", ".npy", ".json"}  # of files that a manifest must name

@@ -32,9 +32,7 @@ WeightFormat = Literal["auto", "int8", "int4", "fp16"]
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `model` and `assistant_model` name target and draft model
-    (folders, GGUF files or Hub repositories); `weight_format` is for converting checkpoints and
-    GGUF files."""
+    """Which models, and where they run."""
 
     pair: Line = option(
         "",

@@ -55,7 +55,7 @@ class ServerOptions(ModelChoice):
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServeOptions(ServerOptions):
-    """The options of the API's server. `gateways` is the number of processes that serve the API."""
+    """The options of the API's server."""
 
     max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
         512, "tokens of a chat answer whose request names no limit"
@@ -76,7 +76,7 @@ class ServeOptions(ServerOptions):
     drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    gateways: Positive = 1
+    gateways: Positive = 1  # processes that serve the API
 
 
 def key_from_environment() -> str | None:

@@ -58,14 +58,13 @@ THIRDS = (1 / 3, 2 / 3)
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An instruction and its answer, as text and as token ids with the stop token, if it has one.
-    `greedy`: every answer token is the target's most likely one."""
+    """An instruction and its answer."""
 
     kind: str
-    greedy: bool
+    greedy: bool  # every answer token is the target's most likely one
     instruction: str
     text: str
-    answer: tuple[int, ...]
+    answer: tuple[int, ...]  # with the stop token, if it has one
 
 
 def instruction(number: int, answers: Sequence[str], by_target: str = "") -> tuple[str, str]:

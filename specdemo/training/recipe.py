@@ -13,8 +13,7 @@ from specdemo.pairs.registry import WeightFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TrainSettings:
-    """Settings of a training run; those with help are options of the command. `answer_tokens`: the
-    longest answer. `chains`: the size of a training step. `width`: the size of a head's state."""
+    """Settings of a training run; those with help are options of the command."""
 
     target: Line = option(
         MISSING,
@@ -50,7 +49,7 @@ class TrainSettings:
         "a head to start from, of the same target or of earlier weights of it",
         metavar="HEAD.npz",
     )
-    answer_tokens: int = 160
-    chains: int = 2560
-    width: int = 768
+    answer_tokens: int = 160  # of the longest answer
+    chains: int = 2560  # of a training step
+    width: int = 768  # of a head's state
     checkpoint_seconds: float = 200.0

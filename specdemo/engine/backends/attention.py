@@ -19,13 +19,13 @@ _SIZES = ("num_k_heads", "num_v_heads", "k_head_size", "v_head_size")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of a layer over blocks of a cache, which has `key_heads` heads of `size` values.
-    The code reads `description`: heads, key heads, size, bits of the scale, how many tokens up to
-    its own one attends to, and the addresses of keys and values."""
+    """Attention of a layer over blocks of a cache."""
 
     key_heads: int
-    size: int
+    size: int  # values of a head
     description: np.ndarray
+    """What the code reads: heads, key heads, size, bits of the scale, how many tokens up to its own
+    one attends to, and the addresses of keys and values."""
 
     @property
     def cache_shape(self) -> list[int]:
@@ -34,13 +34,13 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary positions of the first `turned` values of heads of `size`."""
+    """Rotary positions."""
 
     x: ov.Output
     cosines: ov.Output
     sines: ov.Output
-    size: int
-    turned: int
+    size: int  # values of a head
+    turned: int  # the first ones of them
 
 
 def attention_of(node: ov.Node) -> Attention | None:

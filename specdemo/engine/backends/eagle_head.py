@@ -22,14 +22,13 @@ JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
 
 
 class HeadGraphs(NamedTuple):
-    """A head as two graphs: `joining` makes g of `states` values a token, `step` the rest, which
-    reads g of `width` values. `tokens`: the ids of its logits, int64 [V']."""
+    """A head as two graphs."""
 
-    joining: ov.Model
-    step: ov.Model
-    tokens: np.ndarray
-    states: int
-    width: int
+    joining: ov.Model  # makes g of the target's states
+    step: ov.Model  # the rest, which reads g
+    tokens: np.ndarray  # the ids of its logits, int64 [V']
+    states: int  # values of a token's states
+    width: int  # of g
 
 
 def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:

@@ -41,19 +41,17 @@ one, and what that adds to a zero point."""
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """An operation that gives the value `key`, float32 [tokens, width], of `sources` and perhaps a
-    `constant` (float32 [width]), `weights` or an `attention`. `size` values are normalized or
-    summed together, or are a head, of which so many are `turned`."""
+    """An operation, which gives float32 [tokens, width]."""
 
     operation: str
-    key: str
+    key: str  # of the value that it gives
     width: int
     sources: list[ov.Output]
-    constant: np.ndarray | None = None
+    constant: np.ndarray | None = None  # float32 [width]
     weights: Weights | None = None
     attention: Attention | None = None
-    size: int = 0
-    turned: int = 0
+    size: int = 0  # values that are normalized or summed together, or of a head
+    turned: int = 0  # by rotary positions, of a head
     epsilon: float = 0.0
 
     @property

@@ -34,22 +34,20 @@ def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core
 
 
 class Part(NamedTuple):
-    """A sub-sequence: `tokens` (may be empty) at the positions from `start`, and its blocks."""
+    """A sub-sequence, and its blocks."""
 
-    tokens: list[int]
-    start: int
+    tokens: list[int]  # may be empty
+    start: int  # position of the first one
     blocks: list[int]
 
 
 class Layout(NamedTuple):
-    """Where a batch is in a forward: its `parts`, with padding; the `wanted` tokens, which get
-    logits; for each run its slices of the rows of logits and of the tokens; and the parts of
-    recurrent layers."""
+    """Where a batch is in a forward."""
 
-    parts: list[Part]
-    wanted: list[int]
-    rows: list[slice]
-    tokens: list[slice]
+    parts: list[Part]  # with padding
+    wanted: list[int]  # the tokens that get logits
+    rows: list[slice]  # of logits, of each run
+    tokens: list[slice]  # of each run
     recurrent: list[recurrent.StatePart]
 
 

@@ -71,13 +71,12 @@ def _is_constant(value: ov.Output) -> bool:
 
 
 class StatePart(NamedTuple):
-    """The `tokens` tokens of a run, `before` which its sequence has so many. The first of `blocks`
-    has their state; the others get those after each token if `stepwise`, else after the last."""
+    """A run's part of a forward of recurrent layers."""
 
     tokens: int
-    before: int
-    blocks: list[int]
-    stepwise: bool
+    before: int  # tokens of its sequence
+    blocks: list[int]  # the first has the state before the run; the others get those after it
+    stepwise: bool  # they get one after each token, else after the last
 
 
 def state_parts(batch: list[Run], padding: int) -> list[StatePart]:

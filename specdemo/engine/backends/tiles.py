@@ -18,15 +18,13 @@ BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Compressed weights: `stored`, bytes [outputs, columns * bits / 8], are int8, or two of 0 to
-    15 a byte, the first in the low half, once the bits `flipped` are turned. Each stands for
-    (stored - zero) * scale; `scales` and `zeros`, float16, are [outputs, groups]."""
+    """Compressed weights. Each stands for (stored - zero) * scale."""
 
-    stored: np.ndarray
-    bits: int
-    scales: np.ndarray
-    zeros: np.ndarray
-    flipped: int = 0
+    stored: np.ndarray  # bytes [outputs, columns * bits / 8]
+    bits: int  # 8: int8; 4: two of 0 to 15 a byte, the first in the low half
+    scales: np.ndarray  # float16 [outputs, groups]
+    zeros: np.ndarray  # likewise
+    flipped: int = 0  # bits of each byte that are turned first
 
     @property
     def columns(self) -> int:
@@ -43,11 +41,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Compressed weights in tiles. The code reads the description at `address`; `content` holds its
-    memory."""
+    """Compressed weights in tiles."""
 
-    address: int
-    content: tuple[np.ndarray, ...]
+    address: int  # of the description that the code reads
+    content: tuple[np.ndarray, ...]  # its memory
 
 
 def lines(size: int) -> np.ndarray:

@@ -39,20 +39,17 @@ message takes 20 ms of processor time from the models."""
 
 @dataclass(frozen=True, slots=True)
 class VisitorLimits:
-    """The limits of one server: characters of an instruction, tokens of an answer, requests at once
-    and a minute of a visitor and of a network, `places` of MAX_EVENTS for requests of visitors or
-    networks that have one already, seconds of a request with its waiting time, the
-    `repeat` of a race, and whether fast numerics are offered."""
+    """The limits of one server."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
-    at_once: int = 2
+    at_once: int = 2  # requests of a visitor
     per_minute: int = 30
-    of_address: int = 24
+    of_address: int = 24  # requests of a network at once
     of_address_per_minute: int = 120
-    places: int = MAX_EVENTS * 3 // 4
-    seconds: float = 600.0
-    race_seconds: float = ENOUGH_SECONDS
+    places: int = MAX_EVENTS * 3 // 4  # for requests of who has one already
+    seconds: float = 600.0  # of a request with its waiting time
+    race_seconds: float = ENOUGH_SECONDS  # that a race is repeated for
     fast_numerics: bool = True
 
 
