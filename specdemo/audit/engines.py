@@ -245,8 +245,8 @@ def reason(error: Exception) -> str:
     """The line of an engine's message that says why: OpenVINO's come after the places in its
     sources, others' before signatures."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("Exception from ", "Check '"))]
-    return (said[:1] or lines[-1:] or [repr(error)])[0][:200]
+    reasons = [line for line in lines if not line.startswith(("Exception from ", "Check '"))]
+    return (reasons[:1] or lines[-1:] or [repr(error)])[0][:200]
 
 
 def peers_of(engine: str, loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:

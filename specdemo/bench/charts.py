@@ -72,19 +72,19 @@ def by_acceptance(estimates: Mapping[str, Any]) -> Figure:
     import plotly.graph_objects as graphs
 
     rates, users = estimates["rates"], list(map(str, estimates["users"]))
-    tenths = [at for at, rate in enumerate(rates) if round(rate, 9) in TENTHS]
+    tenths = [index for index, rate in enumerate(rates) if round(rate, 9) in TENTHS]
     measured = estimates["acceptance_rate"]
-    beside = min(tenths, key=lambda at: abs(rates[at] - measured))  # below the circles
+    beside = min(tenths, key=lambda index: abs(rates[index] - measured))  # below the circles
     as_raced = [lengths[0] for lengths in estimates["speedups"]]
-    speedups = [[row[at] for at in tenths] for row in as_raced]
+    speedups = [[row[index] for index in tenths] for row in as_raced]
     octaves = [[log2(max(speedup, 0.01)) for speedup in row] for row in speedups]
     end = max(1.0, *(abs(octave) for row in octaves for octave in row))
     figure = graphs.Figure(layout={"template": "none", "height": 130 + 44 * len(users)})
     figure.add_heatmap(
-        x=[100 * rates[at] for at in tenths],
+        x=[100 * rates[index] for index in tenths],
         y=users,
         z=octaves,
-        text=[["" if at == beside else f"{row[at]:.1f}" for at in tenths] for row in as_raced],
+        text=[["" if n == beside else f"{row[n]:.1f}" for n in tenths] for row in as_raced],
         customdata=speedups,
         colorscale=[(0, "#d1495b"), (0.5, "#f7f3e8"), (1, "#2a9d6a")],
         zmin=-end,

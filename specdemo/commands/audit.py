@@ -143,12 +143,12 @@ def _engines(
     from specdemo.audit.own_engine import own_engines
     from specdemo.audit.properties import DRAFT_TOKENS
 
-    own = {name: imported(name) for name in options.peers or () if ":" in name}
+    adapters = {name: imported(name) for name in options.peers or () if ":" in name}
     yield from own_engines(session, settings.drafter)
     properties = session.target_properties(settings.numerics)
     for name in options.peers or ():
-        if name in own:
-            yield own[name]()
+        if name in adapters:
+            yield adapters[name]()
             continue
         try:
             ways = list(peers_of(name, session.loaded, properties))
@@ -166,18 +166,18 @@ def _tables(report: AuditReport) -> dict[str, Table]:
     for row in report.rows:
         subject = {"engine": row.engine, "method": row.method, "pair": row.pair}
         cells = {
-            prop.title: _said(name, row.cells[name])
+            prop.title: _cell(name, row.cells[name])
             for name, prop in PROPERTIES.items()
             if name in row.cells
         }
         results.append(subject | cells)
         for name, cell in row.cells.items():
             if cell.note and cell.result != "not offered":
-                said = {"property": PROPERTIES[name].title, "result": cell.result}
-                notes.append(subject | said | {"note": cell.note})
+                result = {"property": PROPERTIES[name].title, "result": cell.result}
+                notes.append(subject | result | {"note": cell.note})
     return {"Who is lossless": results, **({"Notes": notes} if notes else {})}
 
 
-def _said(name: str, cell: Cell) -> str:
+def _cell(name: str, cell: Cell) -> str:
     share = f", {cell.failures / cell.cases:.1%} rejected" if name == "self" and cell.cases else ""
     return cell.result.replace("not offered", "-") + share

@@ -60,16 +60,15 @@ def tune(
         results = tuple(race_drafts(choice, drafts, limit, bar))
         tuned = TuningResult(datetime.now(UTC).date().isoformat(), results)
         uncounted = next((row for row in results if not row.counted), None)
-        kept = uncounted is None
-        if kept:
+        if not uncounted:
             measured.write("tuned", chosen_pair(choice).subject, tuned)
     machine = hardware.describe()
     rows = [dataclasses.asdict(row) | {"draft": _named(row.draft)} for row in results]
     decision = "Nothing is kept."
-    if kept:
+    if not uncounted:
         decision = f"{pair} drafts by {_named(tuned.winner)} from now on."
     tables = {f"{pair} on {machine}": rows, decision: []}
-    figures = {"machine": machine, "pair": pair, "winner": tuned.winner if kept else None}
+    figures = {"machine": machine, "pair": pair, "winner": None if uncounted else tuned.winner}
     write_report(figures | dataclasses.asdict(tuned), json_file, tables)
     if uncounted:
         raise RequestFailed(

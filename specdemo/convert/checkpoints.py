@@ -161,8 +161,8 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
         return None
     # A model that sees images too has a part for text.
     data = configuration.GenerationLimits.of(data, path).text_config or data
-    given = configuration.without_null(_with_window(str(kind), data))
-    data = _DEFAULTS.get(family.name, {}) | given
+    data = configuration.without_null(_with_window(str(kind), data))
+    data = _DEFAULTS.get(family.name, {}) | data
     config = CheckpointConfig.of(data, path)
     rope_data = data | configuration.full_attention(config.rope)
     # Transformers prefers it to the one beside the factors.

@@ -214,9 +214,9 @@ class Policy:
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
-        shared = self.acceptance if rates is None else rates
-        own = self.unasked, self.answering, self.outcomes
-        return Policy(fixed, self.limit, self.costs, shared, *own)
+        rates = self.acceptance if rates is None else rates
+        shared = self.unasked, self.answering, self.outcomes
+        return Policy(fixed, self.limit, self.costs, rates, *shared)
 
     @property
     def requests(self) -> int:

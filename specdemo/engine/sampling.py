@@ -100,19 +100,19 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
             continue
         if shared:
             ids = np.flatnonzero(every > threshold)
-            found = every[ids]
+            masses = every[ids]
         else:
             cut = sampling.temperature * (math.log(threshold) - 1e-3) if threshold else -math.inf
             rounding = 1e-6 * (abs(float(top)) + abs(cut))
             ids = np.flatnonzero(logits >= float(top) + cut - rounding)
-            found = unnormalised(ids)
-            ids, found = ids[found > threshold], found[found > threshold]
+            masses = unnormalised(ids)
+            ids, masses = ids[masses > threshold], masses[masses > threshold]
         size = len(ids)
         if threshold and sampling.top_k > 0 and size <= sampling.top_k:
             continue
-        if threshold and shared and found.sum(dtype=np.float64) < sampling.top_p * total:
+        if threshold and shared and masses.sum(dtype=np.float64) < sampling.top_p * total:
             continue
-        ranked, weights = _ranked(ids, found)
+        ranked, weights = _ranked(ids, masses)
         if sampling.top_k > 0:
             size = min(size, sampling.top_k)
             total = weights[:size].sum()

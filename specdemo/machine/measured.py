@@ -82,8 +82,8 @@ def kept_code(key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
 
     with suppress(OSError), open(path, "rb") as file:
         status, content = os.fstat(file.fileno()), file.read()
-        own = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-        if own and content == sealed(content[SHA256_BYTES:]):
+        private = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        if private and content == sealed(content[SHA256_BYTES:]):
             return content[SHA256_BYTES:]
     code = make()
     with suppress(OSError), disk.replacing(path) as partial:

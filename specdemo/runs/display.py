@@ -60,19 +60,19 @@ def wall_clock(runs: Mapping[str, Sequence[Curve]], identical: bool) -> Figure:
         anchors = ("right", "bottom") if ours else ("left", "top")
         notes.append(_label(way, seconds[middle], tokens[middle], COLOURS[way], *anchors))
     ends = [seconds[-1] for seconds, _ in curves.values()] or [1.0]
-    most = max((tokens[-1] for _, tokens in curves.values()), default=1)
+    highest = max((tokens[-1] for _, tokens in curves.values()), default=1)
     drawn = [seconds for others in runs.values() for seconds, _ in others if seconds]
     slowest = max((seconds[-1] for seconds in drawn), default=0.0)
     span = max(*ends, min(slowest, MAX_ROOM * max(ends))) or 1.0
     shapes: list[Figure] = []
     if len(ends) == 2 and identical and abs(ends[0] - ends[1]) > 0.01 * span:
-        shapes = [{"type": "line", "x0": ends[0], "x1": ends[1], "y0": most, "y1": most}]
+        shapes = [{"type": "line", "x0": ends[0], "x1": ends[1], "y0": highest, "y1": highest}]
         shapes[0]["line"] = {"width": 2, "dash": "dot"}
         difference = abs(round(ends[1], 2) - round(ends[0], 2))  # as a reader would subtract
         words = f"<b>{difference:.2f} s {'saved' if ends[1] > ends[0] else 'lost'}</b>"
         anchor = "left" if max(ends) < span / 3 else "right"  # inside the chart
-        notes.append(_label(words, max(ends), most, None, anchor, "bottom"))
-    return figure(data, span, most, shapes=shapes, annotations=notes)
+        notes.append(_label(words, max(ends), highest, None, anchor, "bottom"))
+    return figure(data, span, highest, shapes=shapes, annotations=notes)
 
 
 def _band(curves: Iterable[Curve], colour: str) -> Figure:

@@ -49,7 +49,8 @@ def _problem(trace: Trace) -> str:
     for number, round_ in enumerate(trace.rounds):
         if not _possible(round_, number):
             return f"no run has such a round {number}"
-    for times in ([one.shown_at for one in trace.rounds], [one.shown_at for one in baseline]):
+    for events in (trace.rounds, baseline):
+        times = [event.shown_at for event in events]
         if times != sorted(times):
             return "its times go back"
     if summary.tokens > MAX_NEW_TOKENS:

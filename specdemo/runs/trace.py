@@ -226,7 +226,7 @@ class Trace:
         if self.baseline and (shown := self.baseline.tokens):
             seconds = [token.shown_at - shown[0].shown_at for token in shown]
             all_times = [seconds, *(race.baseline_times for race in races)]
-            curves["autoregressive"] = [(one, range(1, len(one) + 1)) for one in all_times]
+            curves["autoregressive"] = [(times, range(1, len(times) + 1)) for times in all_times]
         return curves
 
     def figure(self) -> Any:

@@ -25,7 +25,7 @@ class Reports(Protocol):
 REFUSED = HTTPException, RequestValidationError, SpecdemoError, Exception
 
 
-def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAPI:
+def application(reports: Reports, guard: RequestGuard, router: APIRouter) -> FastAPI:
     """The application, with the guard in `state.guard`. With a key, /health gives only its status
     to requests without it."""
 
@@ -33,8 +33,8 @@ def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAP
         if isinstance(error, HTTPException) and error.detail == "Not Found":  # by Starlette
             paths = app.openapi()["paths"].items()
             known = ", ".join(f"{verb.upper()} {path}" for path, verbs in paths for verb in verbs)
-            asked = f"{request.method} {request.url.path[:100]}"
-            error.detail = f"There is no {asked} here; there are {known}."
+            route = f"{request.method} {request.url.path[:100]}"
+            error.detail = f"There is no {route} here; there are {known}."
         return refusal(error)
 
     app = FastAPI(
@@ -51,14 +51,14 @@ def application(host: Reports, guard: RequestGuard, router: APIRouter) -> FastAP
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(request: Request) -> Response:
-        health = await host.health()
+        health = await reports.health()
         shown = health if has_key(request, guard.key) else {"status": health["status"]}
         return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", dependencies=described)
     async def metrics() -> Response:
-        return Response(await host.metrics(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await reports.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(router, dependencies=described)
     return app

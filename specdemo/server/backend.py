@@ -155,8 +155,8 @@ class LocalBackend(Host):
 
 def longest_answer(session: Session, options: ServeOptions) -> int:
     """The most tokens of an answer."""
-    most = SHARED_ANSWER_TOKENS if options.strangers else MAX_NEW_TOKENS
-    return min(most, session.context_limit - 1)
+    limit = SHARED_ANSWER_TOKENS if options.strangers else MAX_NEW_TOKENS
+    return min(limit, session.context_limit - 1)
 
 
 class Answers:

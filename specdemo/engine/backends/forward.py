@@ -66,14 +66,14 @@ class KernelForward:
     def run(self, inputs: Inputs) -> list[np.ndarray]:
         """Gives the results, float32 [rows, width] each, valid until the next run. Raises
         ModelError for inputs with different numbers of tokens."""
-        given = self._front.run(inputs)
+        values = self._front.run(inputs)
         layout = []
         if self.attentions:
             counts = np.diff(inputs["subsequence_begins"])
             firsts = np.repeat(inputs["block_indices_begins"][:-1], counts)
             parts = inputs["position_ids"], firsts, inputs["block_indices"], inputs[ROWS_INPUT]
             layout = [np.array(part, np.int32) for part in parts]
-        logits, *others = self._program.run(given, layout)
+        logits, *others = self._program.run(values, layout)
         if self._log_sums:
             others.insert(0, self._log_sums.run({"logits": logits})[1])
         return [logits, *others]
@@ -174,7 +174,7 @@ class Program:
         slots = {key: slot for slot, key in enumerate([*self._inputs, *self._made], LAYOUT)}
         constant = LAYOUT + len(slots)
         rounded = constant + len(self._constants)
-        held = None  # what the registers of rounded activations hold
+        cached = None  # what the registers of rounded activations hold
         free: list[int] = []  # registers that are not read any more
         uses = Counter(key_of(source) for step in steps for source in step.sources)
         for step in steps:
@@ -182,8 +182,8 @@ class Program:
             x, width, number = slots[keys[0]], step.width, step.number
             if weights := step.weights:
                 number = self._matrices[step.key].address
-                if held != (keys[0], weights.bits, weights.group):
-                    held = keys[0], weights.bits, weights.group
+                if cached != (keys[0], weights.bits, weights.group):
+                    cached = keys[0], weights.bits, weights.group
                     rounding = OPERATIONS.index(f"Round{weights.bits}")
                     written.append((rounding, 0, x, rounded, 0, weights.columns, weights.group))
             uses.subtract(keys)

@@ -143,8 +143,8 @@ def measure_invariance(model: Model, known: Invariance | None = None) -> Iterato
     """Compare the logits of a made-up text between forwards of all sizes, bitwise. Takes a second,
     with billions of weights about ten. Goes on from what is `known`. Yields what was found after
     USEFUL_TOKENS and each larger size; the last one is `complete`. Sets `model.min_tokens`."""
-    found = known or Invariance(threads=model.threads, complete=False)
-    model.min_tokens = found.min_tokens
+    invariance = known or Invariance(threads=model.threads, complete=False)
+    model.min_tokens = invariance.min_tokens
     size = CONTEXT + max(CHECKED_SIZES)
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, size).tolist()
     tokens = text[CONTEXT:]
@@ -157,21 +157,21 @@ def measure_invariance(model: Model, known: Invariance | None = None) -> Iterato
         reference = _first_rows(model, context, tokens, REFERENCE_SIZE)
         if known is None:
             single = _first_rows(model, context, tokens, 1)
-            found = replace(found, one_token=float(np.abs(single - reference).max()))
-        for size in sorted(size for size in sizes if size > found.tokens):
+            invariance = replace(invariance, one_token=float(np.abs(single - reference).max()))
+        for size in sorted(size for size in sizes if size > invariance.tokens):
             if size > USEFUL_TOKENS:
-                yield found
+                yield invariance
             rows = _first_rows(model, context, tokens, size)
             if not np.array_equal(rows, reference[: len(rows)]):
                 break
-            found = replace(found, tokens=size)
-        model.min_tokens = found.min_tokens
-        equal = found.tokens
+            invariance = replace(invariance, tokens=size)
+        model.min_tokens = invariance.min_tokens
+        equal = invariance.tokens
         merging = equal > 0 and _can_merge(model, context, tokens, equal)
         read = partial(_rows_of_chunk, model, context, tokens)
         chunks = equal > PREFILL_CHUNK and np.array_equal(read(), read(CHUNKS))
         decoded = chunks and np.array_equal(read(), read(DECODED, stepwise=True))
-        yield replace(found, merging=merging, chunks=chunks, decoded=decoded, complete=True)
+        yield replace(invariance, merging=merging, chunks=chunks, decoded=decoded, complete=True)
 
 
 def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int) -> np.ndarray:

@@ -159,8 +159,8 @@ class PagedModel:
         tokens = _slices([len(run.tokens) for run in batch])
         ends = [part.stop for part in tokens]
         rows = _slices([run.rows for run in batch])
-        asked = zip(batch, ends, strict=True)
-        wanted = [token for run, end in asked for token in range(end - run.rows, end)]
+        runs = zip(batch, ends, strict=True)
+        wanted = [token for run, end in runs for token in range(end - run.rows, end)]
         if len(wanted) == 1 and size > 1 and self.min_tokens > 1:
             wanted *= 2  # the output matrix rounds a single row differently too
         parts = [part for run in batch for part in self._parts(run)]
