@@ -19,6 +19,7 @@ from specdemo import cli
 from specdemo.audit import engines, genai_peer, llama_peer
 from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
+from specdemo.bench import report as report_module
 from specdemo.bench.charts import by_acceptance, page
 from specdemo.bench.decision import WAYS, Speeds
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
@@ -137,6 +138,33 @@ def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
     assert first[""] == "autoregressive, relative to llama-cpp/autoregressive"
     assert first["is"] == pytest.approx(report.summary["autoregressive_tokens_per_s"] / 20)
     assert not any("relative" in row[""] for row in others)
+
+
+def test_answers_of_peers_that_other_programs_starve_are_repeated_and_never_count(monkeypatch):
+    shares = iter([1, 1, 0.5, 0.4, 0.9, *[0.5] * 6])  # 1 to warm up, 1, 3 and 6 tries at 4 answers
+    answers = iter([0.1, 0.1, *[99] * 2, 0.1, *[99] * 6])
+
+    def measured(work):
+        [(ids, _)] = work()
+        return [(ids, next(answers))], next(shares)
+
+    monkeypatch.setattr(report_module, "measured_share", measured)
+    prompts = [BenchPrompt(str(number), "qa", f"Question {number}") for number in range(4)]
+    report = report_of(prompts, peers=[peer_of("autoregressive", tokens=(1,) * 11)])
+    assert report.peers["fake/autoregressive"]["tokens_per_s"] == pytest.approx(10 / 0.1)
+    why = "other programs take half of this machine"
+    assert report.details.skipped == {"fake/autoregressive, speed of 2 of 4 answers": why}
+
+
+@pytest.mark.parametrize("starved", ["ours", "theirs"])
+def test_there_is_no_ratio_to_a_peer_if_no_answer_of_either_counts(monkeypatch, starved):
+    if starved == "ours":
+        monkeypatch.setattr(AnswerRun, "share", 0.5)
+    else:
+        monkeypatch.setattr(report_module, "measured_share", lambda work: (work(), 0.5))
+    report = report_of(peers=[peer_of("autoregressive")])
+    assert not any("relative" in row[""] for row in tables(report)["Summary"])
+    assert (report.tokens_per_s["fake/autoregressive"] is None) == (starved == "theirs")
 
 
 @pytest.mark.parametrize("failing", [0, 3])

@@ -9,6 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,23 @@ def test_threads_are_as_many_as_a_quota_pays_for(
     in_groups(monkeypatch, tmp_path, membership, files)
     assert hardware.processors() == threads
     assert hardware.usual_share() == pytest.approx(share)
+
+
+def test_a_process_that_waits_for_a_processor_lowers_the_share_of_the_one_that_started_it(
+    monkeypatch,
+):
+    waited, clock = iter([0, 9 * 10**9]), iter([0.0, 10.0])
+    monkeypatch.setattr(hardware, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(hardware, "processors", lambda: 1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+
+        def waiting_times(process):
+            return Counter(thread=next(waited)) if process == child.pid else Counter()
+
+        monkeypatch.setattr(hardware, "waiting_times", waiting_times)
+        result, share = hardware.measured_share(lambda: "done")
+        child.communicate(b"\n")
+    assert result == "done" and share < 0.5
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,8 @@ def toy_clock() -> Iterator[None]:
         for module in ("request", "scheduler"):
             name = f"specdemo.engine.{module}.perf_counter"
             patches.enter_context(patch(name, lambda: _seconds))
-        patches.enter_context(patch("specdemo.engine.request.waiting_times", Counter))
+        for module in ("engine.request", "machine.hardware"):
+            patches.enter_context(patch(f"specdemo.{module}.waiting_times", lambda *_: Counter()))
         yield
 
 

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from specdemo.audit.engines import NotOffered, Peer, TimedAnswer
+from specdemo.audit.engines import NotOffered, Peer
 from specdemo.bench.decision import (
     WAYS,
     Decision,
@@ -23,9 +24,10 @@ from specdemo.bench.decision import (
 )
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.machine.hardware import measured_share
 from specdemo.machine.terminal import Progress, Report, Table, silent
 from specdemo.pairs.registry import ModelChoice
-from specdemo.runs.judge import MIN_RACES, PairedRuns, judge
+from specdemo.runs.judge import MIN_RACES, PairedRuns, judge, starved
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.report_page import ReportHeader
 from specdemo.runs.session import Session
@@ -41,7 +43,7 @@ from specdemo.runs.trace import (
     summarize,
 )
 
-ATTEMPTS = 3  # at a race that other programs starve
+ATTEMPTS = 3  # at a race or a peer's answer that other programs starve
 PROMPTS_SHARE, FEW_PROMPTS_SHARE = 0.5, 0.7
 """Shares of the seconds of a quick benchmark after which no further prompt is run: with enough
 prompts for a verdict, and with fewer."""
@@ -251,6 +253,7 @@ def _race(
 ) -> list[RacedPrompt]:
     """Race the prompts and ask the peers. Returns those that could be run within `seconds`."""
     raced: list[RacedPrompt] = []
+    attempts = 1 if seconds else ATTEMPTS
     ready, total = perf_counter(), 1 + len(work)
     for done, item in enumerate(work, start=1):
         name = item.prompt.id
@@ -260,16 +263,34 @@ def _race(
         report(Progress(f"{item.prompt.task}: {name}", done, total))
         try:
             for _ in range(repeats):
-                item.race(session, 1 if seconds else ATTEMPTS)
+                item.race(session, attempts)
         except BadInput as error:
             answers.skipped[name] = str(error)
             continue
         raced.append(item)
-        for variant in answers.ask(item.prompt.instruction, item.settings):
+        for variant in answers.ask(item.prompt.instruction, item.settings, attempts):
             report(Progress(f"{variant}: {name}", done, total))
         if len(raced) == PILOT_PROMPTS:
             answers.keep_fastest()
     return raced
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    ids: tuple[int, ...]
+    seconds: float  # from the first token to the last
+    why: str  # it does not count; "": it does
+
+
+def answer_of(peer: Peer, instruction: str, settings: Settings, attempts: int) -> PeerAnswer:
+    """The first of `attempts` answers that counts, else the last. Raises RequestFailed."""
+    for _ in range(attempts):
+        work = partial(peer.answers, [(instruction,)], settings)
+        [(ids, seconds)], share = measured_share(work)
+        if not (why := starved(share)):
+            break
+    # Prompt lookup of transformers exceeds the limit.
+    return PeerAnswer(ids[: settings.max_new_tokens], seconds, why)
 
 
 class PeerAnswers:
@@ -278,17 +299,15 @@ class PeerAnswers:
 
     def __init__(self, peers: Sequence[Peer]):
         self.skipped: dict[str, str] = {}
-        self._answers: dict[Peer, list[TimedAnswer]] = {peer: [] for peer in peers}
+        self._answers: dict[Peer, list[PeerAnswer]] = {peer: [] for peer in peers}
 
-    def ask(self, instruction: str, settings: Settings) -> Iterator[str]:
+    def ask(self, instruction: str, settings: Settings, attempts: int = 1) -> Iterator[str]:
         """Add each peer's answer. Yields the name of each variant before it answers."""
         for peer in list(self._answers):
             variant = f"{peer.title} ({peer.variant})"
             yield variant
             try:
-                limit = settings.max_new_tokens  # prompt lookup of transformers exceeds it
-                answers = peer.answers([(instruction,)], settings)
-                self._answers[peer] += [(ids[:limit], seconds) for ids, seconds in answers]
+                self._answers[peer].append(answer_of(peer, instruction, settings, attempts))
             except (RequestFailed, NotOffered) as error:
                 del self._answers[peer]
                 self.skipped[variant] = str(error)
@@ -300,7 +319,7 @@ class PeerAnswers:
 
     def keep_fastest(self) -> None:
         """Leave out all but the fastest variant of each name, and those without an answer."""
-        slowest_first = sorted(self._answers, key=self._tokens_per_s)
+        slowest_first = sorted(self._answers, key=lambda peer: self._tokens_per_s(peer) or 0.0)
         best = {peer.title: peer for peer in slowest_first if self._answers[peer]}
         fastest = [peer for peer in self._answers if best.get(peer.title) is peer]
         self._answers = {peer: self._answers[peer] for peer in fastest}
@@ -313,7 +332,11 @@ class PeerAnswers:
         ours = [item.traces[-1].token_ids for item in raced]
         rows = {}
         for peer, answers in self._answers.items():
-            ids = [ids for ids, _ in answers]
+            ids = [answer.ids for answer in answers]
+            whys = [answer.why for answer in answers if answer.why]
+            if whys:
+                those = f"{peer.title}, speed of {len(whys)} of {len(answers)} answers"
+                self.skipped[those] = whys[0]
             rows[peer.title] = {
                 "tokens_per_s": self._tokens_per_s(peer),
                 "settings": peer.facts,
@@ -321,10 +344,12 @@ class PeerAnswers:
             }
         return rows
 
-    def _tokens_per_s(self, peer: Peer) -> float:
-        """Decoding tokens per second: the first token of an answer comes from prefill."""
-        tokens = sum(max(len(ids) - 1, 0) for ids, _ in self._answers[peer])
-        return over(tokens, sum(seconds for _, seconds in self._answers[peer])) or 0.0
+    def _tokens_per_s(self, peer: Peer) -> float | None:
+        """Decoding tokens per second, of the answers that count: the first token of an answer comes
+        from prefill."""
+        counted = [answer for answer in self._answers[peer] if not answer.why]
+        tokens = sum(max(len(answer.ids) - 1, 0) for answer in counted)
+        return over(tokens, sum(answer.seconds for answer in counted))
 
 
 def counting(raced: Sequence[RacedPrompt]) -> Sequence[RacedPrompt]:
@@ -401,11 +426,12 @@ def tables(report: BenchReport) -> dict[str, Table]:
     cpu, joules = figures.pop("cpu_seconds_per_token"), figures.pop("joules_per_token")
     by_task = figures.pop("speedup_by_task")
     # First how good our baseline is: a weak one flatters the speed-up.
-    ours = summary["autoregressive_tokens_per_s"] or 0
+    counted = any(row["counted"] for row in report.rows)
+    ours = summary["autoregressive_tokens_per_s"] if counted else None
     ratios = {
-        f"autoregressive, relative to {name}": over(ours, peer["tokens_per_s"])
+        f"autoregressive, relative to {name}": ratio
         for name, peer in report.peers.items()
-        if name.endswith("/autoregressive")
+        if name.endswith("/autoregressive") and (ratio := over(ours, peer["tokens_per_s"]))
     }
     no_peer: Row = {"settings": {}, "identical": None}
     engines = [

@@ -36,7 +36,7 @@ times and 0.2 to 0.86 beside other work. Long forwards are preempted oftener on 
 preemption can make a step of a third of a millisecond sixty times as long; so a forward is also
 disturbed if all threads together used less than MIN_SHARE of its time."""
 
-TASKS = "/proc/self/task"  # where Linux describes the threads of this process
+TASKS = "/proc/{}/task"  # where Linux describes the threads of a process
 
 
 def learn_costs(model: Model, other: Model | None, rows: int | None = None) -> Generator[None]:
@@ -129,12 +129,13 @@ def _preempted() -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
 
 
-def waiting_times() -> Counter[str]:
-    """Nanoseconds in which each thread of this process waited for a processor so far; none where
-    the system does not tell. Later ones less these (`-`) are of the threads that still run."""
+def waiting_times(process: int | str = "self") -> Counter[str]:
+    """Nanoseconds in which each thread of a process waited for a processor so far; none where the
+    system does not tell. Later ones less these (`-`) are of the threads that still run."""
     waited: Counter[str] = Counter()
-    for thread in os.listdir(TASKS) if os.path.isdir(TASKS) else ():
-        path = f"{TASKS}/{thread}/schedstat"
+    tasks = TASKS.format(process)
+    for thread in os.listdir(tasks) if os.path.isdir(tasks) else ():
+        path = f"{tasks}/{thread}/schedstat"
         # A thread that has just ended has none.
         with suppress(OSError, ValueError), open(path, "rb", buffering=0) as times:
             waited[thread] = int(times.read().split()[1])

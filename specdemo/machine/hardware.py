@@ -6,16 +6,22 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
 
 import psutil
 
+from specdemo.engine.cost_measurement import waiting_times
 from specdemo.engine.pair_files import TORCH
 from specdemo.errors import TORCH_FIRST, FetchError, InvalidOption, MissingPackage, install
 from specdemo.machine.terminal import size
+
+Result = TypeVar("Result")
 
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 
@@ -129,6 +135,32 @@ def usual_share() -> float:
     is less than one processor."""
     quota = _quota()
     return 1.0 if quota is None else min(1.0, quota / processors())
+
+
+def share_left(cpu: float, waited: float, seconds: float) -> float:
+    """The share of the processor time that work of so many `seconds` could use and other programs
+    left it. Its threads used `cpu` seconds and `waited` for a processor, also for each other."""
+    usable = min(cpu + waited, processors() * seconds)
+    return min(1.0, cpu / usable / usual_share()) if usable else 1.0
+
+
+def measured_share(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What `work` returns, and `share_left` of it and of the processes that this one started."""
+    (cpu, waited), began = _used(), perf_counter()
+    result = work()
+    seconds, (used, waits) = perf_counter() - began, _used()
+    return result, share_left(used - cpu, (waits - waited).total() / 1e9, seconds)
+
+
+def _used() -> tuple[float, Counter[str]]:
+    """Seconds of processor time and `waiting_times` of this process and those that it started."""
+    own, seconds, waited = psutil.Process(), 0.0, Counter[str]()
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error):  # it has just ended
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            waited += waiting_times(process.pid)
+    return seconds, waited
 
 
 def _quota() -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Handle, Waiting
-from specdemo.machine.hardware import EnergyMeter, processors, usual_share
+from specdemo.machine.hardware import EnergyMeter, share_left
 from specdemo.runs.question import Question
 from specdemo.text.tokenizer import StopStrings, TextStream, Tokenizer
 from specdemo.text.tools import CallReader, FunctionCall
@@ -98,11 +98,9 @@ class AnswerRun:
 
     @property
     def share(self) -> float:
-        """The share of the processor time that its decoding could use and other programs left."""
+        """As `share_left`, of its decoding."""
         timing = self.handle.timing
-        # Threads of the plugin and of the kernels also wait for each other.
-        usable = min(timing.cpu + timing.waited, processors() * timing.decoding)
-        return min(1.0, timing.cpu / usable / usual_share()) if usable else 1.0
+        return share_left(timing.cpu, timing.waited, timing.decoding)
 
     @property
     def outside_seconds(self) -> float:
