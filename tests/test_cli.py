@@ -275,6 +275,20 @@ def test_a_table_in_a_pipe_has_the_width_that_is_asked_for(monkeypatch, columns,
     assert max(map(len, out.getvalue().splitlines())) == most
 
 
+def test_the_list_of_pairs_breaks_no_name_and_no_size_at_120_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(
+        registry.Pair, "read_expected_speed", lambda _: "13 to 22 tokens/s expected"
+    )
+    assert cli.main(["pairs"]) == 0
+    out = capsys.readouterr().out
+    for pair in registry.PAIRS:
+        sizes = map(terminal.size, (pair.download_bytes, pair.memory_bytes))
+        assert all(
+            text in out for text in (pair.name, pair.draft.name if pair.draft else "", *sizes)
+        )
+
+
 @pytest.mark.parametrize(
     ("words", "completed"), [("specdemo r", "run"), ("specdemo run --thr", "--threads")]
 )

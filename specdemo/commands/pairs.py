@@ -33,10 +33,15 @@ def pairs(json_file: str | None) -> None:
         }
         for pair in PAIRS
     ]
+    columns = "name", "use", "target", "draft", "download_bytes", "memory_bytes"
     shown = [
-        {name: row[name] for name in row if name not in ("drafts", "expected", "measured")}
-        | {"speed": row["measured"] or row["expected"]}
-        for row in rows
+        {name: row[name] for name in columns}
+        | {
+            "target": pair.title,
+            "state": "here" if row["ready"] else "fits" if pair.fits else "too large",
+            "speed": row["measured"] or row["expected"],
+        }
+        for pair, row in zip(PAIRS, rows, strict=True)
     ]
     write_report(rows, json_file, {"The pairs on this machine": shown})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,9 +142,13 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Characters for each column, so that all fit into `room` and no word is broken; none if that
-    cannot be. The columns with the most room to spare beside their longest word are narrowed."""
-    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    """Characters for each column, so that all fit into `room` and no word is broken, nor a size
+    and its unit; none if that cannot be. The columns with the most room to spare beside their
+    longest word are narrowed."""
+    words = [
+        max(len(word) for cell in column for word in re.split(r" (?![GM]B\b)", cell))
+        for column in columns
+    ]
     widths = [max(map(len, column)) for column in columns]
     if sum(words) > room:
         return []
