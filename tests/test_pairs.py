@@ -386,7 +386,8 @@ def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
 
 
 def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):
-    assert embedded_pair.info.target_weights == embedded_pair.info.draft_weights == "int8"
+    assert embedded_pair.info.target_weights == "int4"
+    assert embedded_pair.info.draft_weights == "int8"
 
 
 # Models on this disk.

