@@ -94,6 +94,9 @@ def file_text(path: str | Path, option: str) -> str:
 
 PLAIN = {
     "Value error, ": "",
+    "Invalid JSON": "it is not JSON",
+    "String should match pattern '\\S'": "it must not be blank",
+    " after validation": "",
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
@@ -103,9 +106,10 @@ PLAIN = {
 
 
 def _plain(message: str) -> str:
-    """A message of pydantic without its prefix and its words for kinds of numbers."""
+    """A message of pydantic without its prefix and its words for kinds of values."""
     for technical, words in PLAIN.items():
         message = message.replace(technical, words)
+    message = re.sub("^(String|Tuple|List|Dictionary) should", "it must", message)
     return re.sub(", (unable to|got a number with) .*", "", message)
 
 
@@ -137,8 +141,7 @@ def wrong_parameter(
         message = f"{name} is not known; leave it out."
     else:
         kinds = " or ".join(filter(None, wanted))
-        reason = _plain(here[0]["msg"]).replace("Tuple", "List")
-        reason = f"it must be {kinds}" if kinds else reason
+        reason = f"it must be {kinds}" if kinds else _plain(here[0]["msg"])
         message = f"{name} is {shown_json(here[0]['input'])}; {reason}."
     return BadInput(message, place[0][:100] if place else None, CODES.get(kind))
 

@@ -32,6 +32,7 @@ from specdemo.engine import acceptance, decode
 from specdemo.engine.forwards import Logits
 from specdemo.engine.rounds import Draft
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.options import parse
 from specdemo.runs.settings import Settings
 
 PROMPTS = [prompt.instruction for prompt in read_prompts()]
@@ -349,6 +350,10 @@ def test_of_a_message_of_many_lines_the_one_that_says_why_is_shown(message, line
 
 def test_an_engine_of_a_users_own_is_imported_by_name():
     assert imported("test_audit:BatchVariant") is BatchVariant
+    with pytest.raises(
+        BadInput, match="peers is 'llama'; it must be openvino-genai, .* MODULE:CLASS"
+    ):
+        parse(AuditOptions, {"peers": "llama"})
     options = AuditOptions(peers=("test_audit:Missing",))
     engines = audit_command._engines(Mock(), options, Settings(), {})
     with pytest.raises(BadInput, match="--peers test_audit:Missing cannot be imported"):

@@ -285,9 +285,9 @@ def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_p
     [
         (b"", "holds no prompts"),
         (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
-        (b"\n" + b"[" * 100_000, "line 2: the prompt is .*Invalid JSON"),
+        (b"\n" + b"[" * 100_000, "line 2: the prompt is .*; it is not JSON: "),
         (b'{"id": 1, "task": "qa"}', "line 1: instruction is missing"),
-        (line(instruction=" ").encode(), "line 1: instruction is ' '"),
+        (line(instruction=" ").encode(), "line 1: instruction is ' '; it must not be blank."),
         (f"{line(id='first')}\n{line(id='first')}".encode(), "line 2 repeats the id 'first'"),
     ],
 )

@@ -22,7 +22,7 @@ from specdemo.commands import page as page_command
 from specdemo.commands import serve as serve_command
 from specdemo.engine.engine import CacheUse
 from specdemo.engine.scheduler import QUEUED, Activity
-from specdemo.errors import Busy
+from specdemo.errors import BadInput, Busy
 from specdemo.pairs import registry
 from specdemo.pairs.registry import EMBEDDED
 from specdemo.server.metrics import Metrics, Record, log_requests
@@ -249,10 +249,13 @@ def test_the_guide_tells_the_limits_of_the_page_as_they_are():
 def test_the_log_begins_at_the_level_of_its_variable(monkeypatch):
     logger = logging.getLogger("specdemo")
     monkeypatch.setattr(logger, "level", logger.level)
-    for level in ("WARNING", "debug"):
+    for level, found in (("WARNING", "WARNING"), ("debug", "DEBUG"), ("", "INFO")):
         monkeypatch.setenv("SPECDEMO_LOG", level)
         log_requests()
-        assert logging.getLevelName(logger.level) == level.upper()
+        assert logging.getLevelName(logger.level) == found
+    monkeypatch.setenv("SPECDEMO_LOG", "loud")
+    with pytest.raises(BadInput, match="SPECDEMO_LOG is 'loud'; it must be one of DEBUG, INFO,"):
+        log_requests()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

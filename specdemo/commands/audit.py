@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.bench.prompts import PromptOptions
+from specdemo.bench.prompts import PeerName, PromptOptions
 from specdemo.commands import shared
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.machine.terminal import Progress, Table, printable, progress_bar
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
 MANNERS = "| Be brief.| Give reasons.| Use a list.| Be formal.| Use rhymes.| Joke.".split("|")
 """Endings that make more prompts of those of a set."""
 
-EngineName = Annotated[
-    str, Field(pattern=r"^(openvino-genai|llama-cpp|transformers|optimum-intel|[\w.]+:\w+)$")
-]
+
+def _engine_name(name: str) -> str:
+    peers = get_args(PeerName)
+    if name not in peers and not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ValueError(f"it must be {', '.join(peers)} or the MODULE:CLASS of an engine of yours")
+    return name
+
+
+EngineName = Annotated[str, AfterValidator(_engine_name)]
 PropertyName = Literal[
     "greedy",
     "seed",

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy
+from specdemo.options import shown
 from specdemo.runs.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
@@ -167,9 +168,16 @@ class JsonLines(TextLines):
         return json.dumps(fields, default=str)
 
 
+LEVELS = "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"
+
+
 def log_requests(log_format: Literal["text", "json"] = "text") -> None:
-    """Log to standard error, with a line for each request, from level SPECDEMO_LOG on (INFO)."""
+    """Log to standard error, with a line for each request, from level SPECDEMO_LOG on (INFO).
+    Raises BadInput for a level that there is not."""
+    level = os.environ.get("SPECDEMO_LOG", "").strip() or "INFO"
+    if level.upper() not in LEVELS:
+        raise BadInput(f"SPECDEMO_LOG is {shown(level)}; it must be one of {', '.join(LEVELS)}.")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     logging.basicConfig(handlers=[handler])
-    logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())
+    logging.getLogger("specdemo").setLevel(level.upper())

@@ -146,7 +146,7 @@ class CommonRequest(Strict):
 
     def _require_few_answers(self) -> None:
         if self.best_of not in (None, self.n or 1):
-            raise BadInput("best_of is not n; only as many answers are made as given.", "best_of")
+            raise BadInput(f"best_of is {self.best_of}; it must be n, or left out.", "best_of")
         if self.answers > MAX_ANSWERS:
             message = f"n is {self.n}, so {self.answers} answers are wanted; this server gives"
             raise BadInput(f"{message} {MAX_ANSWERS} at most.", "n")
