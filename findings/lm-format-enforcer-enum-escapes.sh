@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
 venv/bin/pip install --quiet lm-format-enforcer==0.11.3
-venv/bin/python - <<'PYTHON'
+venv/bin/python - <<'EOF'
 import json
 
 from lmformatenforcer import JsonSchemaParser

@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
 venv/bin/pip install --quiet outlines-core==0.2.14
-venv/bin/python - <<'PYTHON'
+venv/bin/python - <<'EOF'
 import json
 import re
 
