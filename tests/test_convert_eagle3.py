@@ -204,7 +204,7 @@ def test_a_head_for_another_target_is_one_sentence(target, tmp_path, own, messag
 @pytest.mark.usefixtures("target")  # for its home
 @pytest.mark.parametrize("change", [{"device": "torch:cpu"}, {"draft_device": "torch:cpu"}])
 def test_a_target_on_a_torch_device_gives_no_states(tiny_home, tmp_path, change):
-    with pytest.raises(BadInput, match="head is an EAGLE-3 head, which needs states"):
+    with pytest.raises(BadInput, match="head is a draft head, which needs states"):
         loaded(tiny_home / "llama-target", head_of(tmp_path), **change)
 
 
@@ -236,5 +236,5 @@ def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_
         loaded(target, changed)
     (changed / model_files.MODEL).write_bytes((target / model_files.MODEL).read_bytes())
     (changed / model_files.WEIGHTS).write_bytes((target / model_files.WEIGHTS).read_bytes())
-    with pytest.raises(SpecdemoError, match="is no EAGLE-3 head"):
+    with pytest.raises(SpecdemoError, match="is no draft head"):
         loaded(target, changed)

@@ -75,7 +75,13 @@ def fetch(pair: str) -> None:
 )
 @click.argument("out", type=click.Path(path_type=Path), help="The folder to make.")
 @click.option("--weight-format", type=click.Choice(("int8", "int4", "fp16")), default="int8")
-def export(source: str, out: Path, weight_format: str) -> None:
+@click.option(
+    "--prediction-layer",
+    type=click.Choice(("after", "before")),
+    help="Make a draft head of a Qwen3.5 checkpoint's own prediction layer (tensors mtp.*), which "
+    "reads the target's state after its last norm, as it was trained, or before it.",
+)
+def export(source: str, out: Path, weight_format: str, prediction_layer: str | None) -> None:
     from specdemo.convert.exporting import export
     from specdemo.pairs import sources
 
@@ -83,7 +89,8 @@ def export(source: str, out: Path, weight_format: str) -> None:
         model = sources.source_of(source, "model", sources.AS_IT_IS)
     with progress_bar() as bar:
         [fetched] = sources.fetch([model], bar, to_run=False)
-        export(fetched.folder, out, weight_format, bar, name=model.name)
+        own = prediction_layer or ""
+        export(fetched.folder, out, weight_format, bar, name=model.name, prediction=own)
     click.echo(f"{out} holds the IR of {model.name} ({weight_format})")
 
 

@@ -132,9 +132,10 @@ class TokenizerConfig(Configuration):
 
 
 def is_eagle_head(config: dict[str, Any]) -> bool:
-    """Whether this config.json is of a draft head of EAGLE, of whatever version."""
-    names = f"{config.get('architectures')} {config.get('speculators_model_type')}"
-    return "eagle" in names.lower()
+    """Whether this config.json is of a draft head of EAGLE, of whatever version, or of a model's
+    own prediction layer."""
+    names = f"{config.get('architectures')} {config.get('speculators_model_type')}".lower()
+    return "eagle" in names or "mtp" in names
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:

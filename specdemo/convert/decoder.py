@@ -39,6 +39,7 @@ class Family:
     norms: Literal["before", "after", "both"] = "before"  # where a layer's two parts are normalised
     parallel: bool = False  # both parts read the same state
     head_norms: Literal["", "head", "row"] = ""  # queries and keys are normalised by
+    gated_heads: bool = False  # what heads attend to is multiplied by gates of its own
     positions: bool = False  # learned, added to the embedding; nothing is rotated
     unrotated: int = 0  # one layer in so many is not rotated
     unlimited: int = 0  # if layers have a sliding window, one in so many has not
@@ -326,7 +327,11 @@ class DecoderGraph:
         scale = None if shape.attention_scale is None else np.float32(shape.attention_scale)
         attended = ops.scaled_dot_product_attention(query, *seen, mask, scale)
         turned = ops.transpose(attended, [0, 2, 1, 3])
-        joined = ops.reshape(turned, [0, 0, shape.attention_heads * width], True)
+        rows = shape.attention_heads * width
+        joined = ops.reshape(turned, [0, 0, rows], True)
+        if shape.family.gated_heads:
+            gates = self._linear(f"blk.{index}.attn_gate", state, rows)
+            joined = ops.multiply(joined, ops.sigmoid(gates))
         return self._linear(f"blk.{index}.attn_output", joined, shape.hidden)
 
     def _repeated(self, keys: ov.Node, batch: ov.Node) -> ov.Node:

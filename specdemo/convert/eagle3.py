@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as OpenVINO IR.
+"""EAGLE-3 heads, and prediction layers of Qwen3.5, as OpenVINO IR.
 
 A published EAGLE-3 head (arXiv 2503.01840) is one decoder layer that reads states of a target, and
 an output matrix for its frequent tokens. Row i reads the target's states of token i and the
@@ -13,6 +13,12 @@ and every norm an RMSNorm with weights:
 
 In a chain, z replaces g (norm_output: norm(z)). The IR has the inputs, state and outputs of
 optimum-intel's export (`logits`, `d2t`), and z as the output `state`.
+
+A prediction layer (tensors `mtp.*` of a checkpoint) reads one state in the target's width, without
+g: a decoder layer of the target's kind, whose heads have gates, computes z of
+fc([norm(e), norm(h)]). The output matrix is the target's. h is the state after the target's last
+norm (norm_output), which more drafts of real weights survive (llama.cpp's pull request 24025,
+LightLLM's 1402), or the one before it.
 """
 
 from __future__ import annotations
@@ -31,12 +37,22 @@ from pydantic import Field, model_validator
 from specdemo.convert import checkpoints, configuration, model_files
 from specdemo.convert.checkpoints import CheckpointConfig
 from specdemo.convert.configuration import Configuration, named, unusable
-from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, Size, sized, with_biases
+from specdemo.convert.decoder import (
+    FAMILIES,
+    DecoderGraph,
+    Rotary,
+    Shape,
+    Size,
+    sized,
+    with_biases,
+)
 from specdemo.convert.weights import FileWeights, Tensor
 from specdemo.engine.backends import graph
 from specdemo.engine.backends.eagle_head import read_head
 from specdemo.engine.backends.graph import named_input, named_result
 from specdemo.errors import BadInput, FetchError
+
+PREDICTION = "Qwen3_5MTP"  # the architecture of a model's own prediction layer
 
 
 class EagleLayer(CheckpointConfig):
@@ -54,6 +70,7 @@ class EagleConfig(Configuration):
 
     architectures: list[
         Literal[
+            "Qwen3_5MTP",
             "LlamaForCausalLMEagle3",
             "Eagle3LlamaForCausalLM",
             "Eagle3Speculator",
@@ -83,6 +100,21 @@ class EagleConfig(Configuration):
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         return self
 
+    @property
+    def predicts(self) -> bool:
+        """Whether it is a model's own prediction layer."""
+        return self.architectures == [PREDICTION]
+
+
+class PredictionConfig(Configuration):
+    """config.json of a checkpoint's text part with a prediction layer. Where only one value is
+    listed, no other can be run."""
+
+    model_type: Literal["qwen3_5", "qwen3_5_text"]
+    mtp_num_hidden_layers: Literal[1] = 1
+    mtp_use_dedicated_embeddings: Literal[False] = False
+    attn_output_gate: Literal[True] = True
+
 
 @dataclass(frozen=True, slots=True)
 class EagleShape(Shape):
@@ -96,7 +128,7 @@ class EagleShape(Shape):
     @property
     def states(self) -> int:
         """How many of the target's states are read, each of `target_hidden` values."""
-        return len(self.config.layers) or 3
+        return 1 if self.config.predicts else len(self.config.layers) or 3
 
     @property
     def target_hidden(self) -> int:
@@ -107,8 +139,10 @@ class EagleShape(Shape):
         return EagleGraph
 
     def target_layers(self, count: int) -> tuple[int, ...]:
-        """The layers of a target of `count` layers whose inputs the head reads."""
+        """The layers of a target of `count` layers whose inputs the head reads, as in `Taps`."""
         ids = self.config.layers
+        if self.config.predicts:
+            return (count + self.config.norm_output,)
         if not ids:
             return 2, count // 2, count - 3
         # If the first id is 1, ids count layer outputs; otherwise inputs: of 36 layers, [1, 17, 32]
@@ -118,6 +152,8 @@ class EagleShape(Shape):
     def bytes(self, bits: int, output_bits: int = 8) -> int:
         attention = (self.attention_heads + 2 * self.kv_heads) * self.width
         wider = attention + self.states * self.target_hidden
+        if self.config.predicts:
+            wider = self.attention_heads * self.width + 2 * self.hidden
         embedding = self.vocabulary * max(bits, 8) if self.embedding else 0
         further = (wider * bits + len(self.tokens) * max(bits, output_bits) + embedding) // 8
         return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * further
@@ -134,7 +170,7 @@ def eagle_layers(folder: Path, name: str, target: Path, target_name: str) -> tup
     width = graph.embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
     vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
     why, actual = "", 0
-    if not all(0 <= layer <= count for layer in layers):
+    if not all(0 <= layer <= count + shape.config.predicts for layer in layers):
         why, actual = f"reads the layers {', '.join(map(str, layers))} of its target", count
     elif shape.target_hidden != width:
         why, actual = f"was made for a target with {shape.target_hidden} values a state", width
@@ -156,7 +192,11 @@ def eagle_shape(folder: Path) -> EagleShape:
     """The shape of the head in `folder`, without tokens. Raises BadInput, which names what cannot
     be run."""
     path = folder / "config.json"
-    data = configuration.read_json(path)
+    return shape_of_head(configuration.read_json(path), path)
+
+
+def shape_of_head(data: dict[str, Any], path: Path) -> EagleShape:
+    """As `eagle_shape`, of the configuration `data`, which is from `path`."""
     config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
     layer = config.transformer_layer_config or data
     EagleLayer.of(layer, path)
@@ -166,7 +206,55 @@ def eagle_shape(folder: Path) -> EagleShape:
         rope = layer.get("rope_parameters") or layer.get("rope_scaling")
         raise unusable(path, f"it scales its positions by {rope!r:.80}, which is not supported.")
     sizes = {size.name: getattr(shape, size.name) for size in fields(Shape)} | {"tied": False}
-    return EagleShape(**sizes, config=config)
+    if config.predicts:
+        rope = checkpoints.Rope.of(layer | (layer.get("rope_parameters") or {}), path)
+        sizes["rotary"] = rope.partial_rotary_factor or 0.25
+    return EagleShape(**sizes, config=config, embedding=not config.predicts)
+
+
+def prediction_config(source: Path, state: str) -> dict[str, Any]:
+    """config.json of a head: the prediction layer of the checkpoint in `source`, which reads the
+    `state` "after" or "before" the target's last norm. Raises BadInput if there is none."""
+    path = source / "config.json"
+    data = configuration.read_json(path)
+    text = configuration.GenerationLimits.of(data, path).text_config or data
+    PredictionConfig.of(text, path)
+    own = {"architectures": [PREDICTION], "model_type": "qwen3", "num_hidden_layers": 1}
+    return text | own | {"layer_types": ["full_attention"], "norm_output": state == "after"}
+
+
+def read_prediction_layer(
+    source: Path, config: dict[str, Any], name: str
+) -> tuple[EagleShape, dict[str, Tensor]]:
+    """As `read_eagle_head`, of the prediction layer of a checkpoint, with the `config` of
+    `prediction_config`."""
+    shape = shape_of_head(config, source / "config.json")
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
+    tensors, matrices = {}, {}
+    for key, tensor in checkpoints.tensors_of(source).items():
+        if short := key.removeprefix("mtp.") if key.startswith("mtp.") else "":
+            full = known.get_name(f"model.{short}", (".weight", ".bias")) or short
+            norm = len(tensor.shape) == 1  # stored without the 1 that it is near
+            tensors[full] = replace(tensor, added=1.0) if norm else tensor
+        elif key.endswith(("lm_head.weight", "embed_tokens.weight")):
+            matrices[key.split(".")[-2]] = tensor
+    query = tensors.get("blk.0.attn_q.weight")
+    rows = shape.attention_heads * shape.width
+    if query is None or not matrices:
+        raise BadInput(f"{name} lacks its prediction layer: it has no tensors named mtp.*.")
+    if query.shape[0] != 2 * rows:
+        raise FetchError(
+            f"{query.path} does not go with its configuration: the queries of mtp should have "
+            f"{2 * rows} rows, with their gates, and they have {query.shape[0]}."
+        )
+    pairs = np.arange(2 * rows).reshape(shape.attention_heads, 2, -1).swapaxes(0, 1)
+    for part, order in zip(("q", "gate"), pairs.reshape(2, -1), strict=True):
+        tensors[f"blk.0.attn_{part}.weight"] = query.rows(order)
+    tensors["output.weight"] = matrices.get("lm_head") or matrices["embed_tokens"]
+    family = replace(
+        FAMILIES["llama"], name="Qwen3.5's prediction layer", head_norms="head", gated_heads=True
+    )
+    return replace(shape, family=family, tokens=np.arange(shape.vocabulary)), tensors
 
 
 def read_eagle_head(source: Path, name: str) -> tuple[EagleShape, dict[str, Tensor]]:
@@ -234,12 +322,14 @@ class EagleGraph(DecoderGraph):
             embedded = ops.gather(table, ops.convert(self._inputs["input_ids"], "i32"), 0)
         else:
             embedded = self._inputs[self._text]
-        state = self._fused()
-        normed = self._norm("layers.0.hidden_norm", state)
-        x = ops.concat([self._norm("blk.0.attn_norm", embedded), normed], -1)
-        attended = self._attention(0, x, self._mask(), self._rotary_tables())
-        state = ops.add(attended, normed if config.norm_before_residual else state)
-        state = ops.add(self._feed_forward("blk.0.", self._norm("blk.0.ffn_norm", state)), state)
+        mask, rotary = self._mask(), self._rotary_tables()
+        if config.predicts:
+            parts = {"embedding": embedded, "hidden": self._inputs["hidden_states"]}
+            normed = [self._norm(f"pre_fc_norm_{name}", part) for name, part in parts.items()]
+            x = self._linear("fc", ops.concat(normed, -1), shape.hidden)
+            state = self._layer(0, x, mask, rotary)
+        else:
+            state = self._eagle_layer(embedded, mask, rotary)
         out = self._norm("output_norm", state)
         rows = self._matrix("output", len(shape.tokens), shape.hidden, bits)
         results = [
@@ -248,6 +338,15 @@ class EagleGraph(DecoderGraph):
             named_result("state", out if config.norm_output else state),
         ]
         return ov.Model(results, self._sinks, list(self._inputs.values()), "eagle3_head")
+
+    def _eagle_layer(self, embedded: ov.Node, mask: ov.Node, rotary: Rotary) -> ov.Node:
+        state = self._fused()
+        normed = self._norm("layers.0.hidden_norm", state)
+        x = ops.concat([self._norm("blk.0.attn_norm", embedded), normed], -1)
+        attended = self._attention(0, x, mask, rotary)
+        before = normed if self._shape.config.norm_before_residual else state
+        state = ops.add(attended, before)
+        return ops.add(self._feed_forward("blk.0.", self._norm("blk.0.ffn_norm", state)), state)
 
     def _fused(self) -> ov.Node:
         """g: the target's states, joined to the width of the head."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import math
 import os
 import re
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from specdemo.convert import configuration, model_files
 from specdemo.errors import (
@@ -48,17 +49,25 @@ _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
 def export(
-    source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
+    source: Path,
+    out: Path,
+    weight_format: str,
+    report: Report = silent,
+    *,
+    name: str = "",
+    prediction: str = "",
 ) -> None:
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
     int4 if that takes more than half of this machine's memory, but 4-bit weights of a GGUF file's
-    layers as they are. Raises BadInput if `source` has no
-    model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
+    layers as they are. With `prediction` ("after" or "before")
+    the IR is a draft head: the checkpoint's own prediction layer (`eagle3.prediction_config`).
+    Raises BadInput if `source` has no model that can be exported or `out` exists, MissingPackage,
+    FetchError if the export fails."""
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
     before = model_files.fingerprint(source)
-    plan = ExportPlan.of(source, weight_format, name or str(source))
+    plan = ExportPlan.of(source, weight_format, name or str(source), prediction)
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, plan.bytes + 100_000_000, f"Exporting {plan.name}")
     report(Progress(f"Exporting {plan.name} to OpenVINO IR ({plan.weight_format})"))
@@ -91,16 +100,21 @@ class ExportPlan:
     file: Gguf | None = None  # a GGUF file's metadata
     shape: Shape | None = None  # of the graph that is built here; None: optimum-intel exports
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of that graph
+    config: Mapping[str, Any] | None = None  # config.json, if it is not the source's
 
     @classmethod
-    def of(cls, source: Path, weight_format: str, name: str) -> Self:
+    def of(cls, source: Path, weight_format: str, name: str, prediction: str = "") -> Self:
         """Read what the model in `source` is, without its weights. Raises as `export`."""
         from specdemo.convert import checkpoints, eagle3, gguf_decoder, gguf_file
         from specdemo.convert.decoder import FAMILIES
 
-        file, shape = None, None
+        file, own = None, None
+        shape: Shape | None = None
         tensors: dict[str, Tensor] = {}
-        if source.is_file():
+        if prediction:
+            own = eagle3.prediction_config(source, prediction)
+            shape, tensors = eagle3.read_prediction_layer(source, own, name)
+        elif source.is_file():
             file = gguf_file.read(source)
             shape, tensors = gguf_decoder.read_decoder(file)
         else:
@@ -123,7 +137,7 @@ class ExportPlan:
         if blocks:
             large = shape and 2 * shape.bytes(8) > memory_bytes()
             weight_format = "int4" if large else "int8"
-        return cls(source, name, weight_format, blocks, file, shape, tensors)
+        return cls(source, name, weight_format, blocks, file, shape, tensors, own)
 
     @property
     def bytes(self) -> int:
@@ -166,6 +180,8 @@ class ExportPlan:
                 copied = folder / path.relative_to(self.source)
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copied)
+        if self.config:
+            (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
 
 
 def _other_versions(why: str, name: str) -> str:

@@ -17,7 +17,7 @@ from .backends.eagle_head import EagleHead
 from .backends.kernels import in_kernels
 from .backends.paged import open_model
 from .drafts.draft_sources import DraftSource, TokenDrafter
-from .drafts.eagle_drafter import EagleDrafter
+from .drafts.eagle_drafter import EagleDrafter, MtpDrafter
 from .drafts.lookup import LOOKUPS
 from .drafts.model_drafters import HeadDrafter, ModelDrafter, TranslatedDrafter
 from .faults import BadInput, Closed
@@ -236,7 +236,8 @@ class Engine:
             kind: type[TokenDrafter] = ModelDrafter
             cache.template_prefix, translation = files.template_prefix, files.translation
             if self._head is not None:
-                kind = EagleDrafter
+                joins = isinstance(model, EagleHead) and model.joins
+                kind = EagleDrafter if joins else MtpDrafter
                 cache.template_prefix, cache.chunk = (), 1  # all rows that the target reuses
             elif translation is not None:
                 kind = TranslatedDrafter

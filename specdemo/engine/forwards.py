@@ -164,7 +164,7 @@ class Taps(NamedTuple):
 
     layers: tuple[int, ...] = ()
     """For an EAGLE-3 head: the residual stream that enters these layers (the number of layers
-    stands for what leaves the last one)."""
+    stands for what leaves the last one, one more for that after the last norm)."""
 
     fractions: tuple[float, ...] = ()
     """For a head made here, after the input of the output matrix: the stream at these fractions of

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from .sampling import Distribution
 
 Kind = Literal["first", "correction", "bonus", "plain"]
-Source = Literal["model", "head", "eagle3", "lookup", "prediction", "grammar", "ngrams"]
+Source = Literal["model", "head", "eagle3", "mtp", "lookup", "prediction", "grammar", "ngrams"]
 """What proposed a draft token; "ngrams" (a table) occurs in runs of earlier versions only."""
 
 

@@ -110,6 +110,8 @@ def _opened(
     tokenizer, template, stop_ids, context = read_text_files(target.folder)
     head, layers, model = _head(pair, target, draft)
     draft_context, token_ids, translation = 0, None, None
+    if layers:  # of a head that has logits of all tokens
+        token_ids = np.array(tokenizer.frequent_ids(DRAFT_TOKENS))
     if model and pair.draft:
         draft_ids, draft_context = configuration.read_config(model.folder)
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json", ends=draft_ids)
@@ -181,7 +183,7 @@ def _head(
     if configuration.is_eagle_head(configuration.read_json(draft.folder / "config.json")):
         if any(map(on_torch, (pair.choice.device, pair.choice.draft_device))):
             raise BadInput(
-                f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
+                f"{source.name} is a draft head, which needs states of a target on the CPU "
                 "device; leave the devices at CPU, or choose another draft."
             )
         from specdemo.convert.eagle3 import eagle_layers  # imports OpenVINO

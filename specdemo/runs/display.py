@@ -19,12 +19,13 @@ SOURCES: dict[Source, str] = {
     "model": "draft model",
     "head": "draft head",
     "eagle3": "EAGLE-3 head",
+    "mtp": "prediction layer",
     "lookup": "n-gram lookup",
     "prediction": "predicted text",
     "ngrams": "n-gram table",
     "grammar": "grammar",
 }
-"""The names of the sources of draft tokens, for the scripts too; the first three are a pair's."""
+"""The names of the sources of draft tokens, for the scripts too; the first four are a pair's."""
 
 STYLES = {
     "accepted": "background: #00785a33",

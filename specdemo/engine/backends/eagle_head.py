@@ -1,5 +1,5 @@
-"""A compiled EAGLE-3 head (`convert.eagle3` has its equations): a decoder of one layer with its own
-paged KV cache, which also reads states of the target model.
+"""A compiled EAGLE-3 head or prediction layer (`convert.eagle3` has the equations): a decoder of
+one layer with its own paged KV cache, which also reads states of the target model.
 
 The graph is split at g, the states in the head's width: a row of g comes from the target's states,
 or in a chain from the head's own row before.
@@ -24,24 +24,27 @@ JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
 class HeadGraphs(NamedTuple):
     """A head as two graphs."""
 
-    joining: ov.Model  # makes g of the target's states
+    joining: ov.Model | None  # makes g of the target's states; None: they are g
     step: ov.Model  # the rest, which reads g
     tokens: np.ndarray  # the ids of its logits, int64 [V']
     states: int  # values of a token's states
     width: int  # of g
 
 
-def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:
-    """The head in `xml`, with the embedding of the decoder `target` if it has none. Raises
+def read_head(
+    core: ov.Core, xml: Path, target: Path, token_ids: np.ndarray | None = None
+) -> HeadGraphs:
+    """The head in `xml`, with the embedding of the decoder `target` if it has none. Its logits are
+    limited to `token_ids` (int64 [V], ascending) if it has those of all tokens. Raises
     ModelError."""
     model = graph.read_decoder(core, xml)
     try:
         if "input_ids" not in {port.any_name for port in model.inputs}:
             _embed(model, graph.read_decoder(core, target))
         graph.page_attention(model)
-        return _split(model)
+        return _split(model, token_ids)
     except RuntimeError as error:
-        raise ModelError(f"{xml.name} is no EAGLE-3 head: {graph.last_line(error)}") from error
+        raise ModelError(f"{xml.name} is no draft head: {graph.last_line(error)}") from error
 
 
 class EagleHead(PagedModel):
@@ -56,18 +59,26 @@ class EagleHead(PagedModel):
         super().__init__(xml, settings, core)
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
-        head = read_head(core, xml, self._target)
+        head = read_head(core, xml, self._target, self.settings.token_ids)
         self.token_ids, self._width = head.tokens, head.width
-        joining = core.compile_model(head.joining, "CPU", self.plugin)
-        self._join = joining.create_infer_request()
+        self._join = None
+        if head.joining is not None:
+            joining = core.compile_model(head.joining, "CPU", self.plugin)
+            self._join = joining.create_infer_request()
         return head.step
+
+    @property
+    def joins(self) -> bool:
+        """Whether it makes g of several states, as EAGLE-3 heads do."""
+        return self._join is not None
 
     def _states(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         rows = np.zeros((size, 1, self._width), np.float32)
         parts = [run.states for run in batch if run.states is not None]
         if parts:
-            states = np.concatenate(parts)[:, None]
-            joined = self._join.infer({GIVEN: states}, share_inputs=True)[0]
+            joined = np.concatenate(parts)[:, None]
+            if self._join is not None:
+                joined = self._join.infer({GIVEN: joined}, share_inputs=True)[0]
         begin = read = 0
         for run in batch:
             end = begin + len(run.tokens)
@@ -102,9 +113,9 @@ def _take_tokens(model: ov.Model) -> np.ndarray:
     return values + np.arange(len(values))
 
 
-def _split(model: ov.Model) -> HeadGraphs:
-    """Cut a head at g, its first matrix product of the target's states. The rest gives logits,
-    their log-sum-exp, and the states that take the place of g in a chain."""
+def _split(model: ov.Model, token_ids: np.ndarray | None) -> HeadGraphs:
+    """Cut a head at g, its first matrix product of the target's states alone, or else at these. The
+    rest gives logits, their log-sum-exp, and the states that take the place of g in a chain."""
     tokens = _take_tokens(model)
     source = model.input(GIVEN).node
     reached = {source.get_name()}
@@ -113,12 +124,17 @@ def _split(model: ov.Model) -> HeadGraphs:
             reached.add(node.get_name())
             if node.get_type_name() == "MatMul":
                 break
-    width = node.get_output_partial_shape(0)[-1].get_length()
+    read = node.input_value(0).get_node()
+    mixed = read.get_type_name() == "Concat" and not reached.issuperset(
+        value.get_node().get_name() for value in read.input_values()
+    )
     states = node.get_input_partial_shape(1)[-1].get_length()
+    node = source if mixed else node  # a product of the embedding too
+    width = node.get_output_partial_shape(0)[-1].get_length()
     joined = graph.named_input(JOINED, [-1, 1, width], ov.Type.f32)
     for port in node.output(0).get_target_inputs():
         port.replace_source_output(joined.output(0))
-    before = ov.Model([ops.result(node.output(0))], [source], "joined_states")
+    before = None if mixed else ov.Model([ops.result(node.output(0))], [source], "joined_states")
     model.add_parameters([joined])
     model.remove_parameter(source)
     model.validate_nodes_and_infer_types()
@@ -128,6 +144,8 @@ def _split(model: ov.Model) -> HeadGraphs:
         model.remove_result(named[0].node)
     else:
         state = graph.residual_stream(model, ov.Dimension(width))[-1]
-    graph.limit_logits(model)
+    every = np.array_equal(tokens, np.arange(len(tokens)))
+    if (kept := graph.limit_logits(model, token_ids if every else None)) is not None:
+        tokens = kept
     graph.add_states(model, [state])
-    return HeadGraphs(before, model, tokens, states, width)
+    return HeadGraphs(before, model, tokens, width if mixed else states, width)

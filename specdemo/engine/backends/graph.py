@@ -103,11 +103,13 @@ def add_hidden(model: ov.Model, taps: Taps) -> None:
     ModelError when the graph has no such states."""
     output = output_projection(model).input_value(0).get_node().input_value(0).get_node()
     width = output.get_output_partial_shape(0)[-1]
-    parts = [] if taps.layers else [output]
-    if taps.layers or taps.fractions:
+    count = layers_of(model)
+    inner = taps.layers if taps.layers != (count + 1,) else ()
+    parts = [] if inner else [output]
+    if inner or taps.fractions:
         stream = residual_stream(model, width)
-        if taps.layers:
-            parts = _entering(stream, layers_of(model), taps.layers)
+        if inner:
+            parts = _entering(stream, count, inner)
         parts += [stream[max(round(share * (len(stream) - 1)), 1)] for share in taps.fractions]
     add_states(model, parts)
 

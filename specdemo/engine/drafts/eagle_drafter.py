@@ -1,4 +1,5 @@
-"""The drafter of EAGLE-3 heads (arXiv 2503.01840), which have a KV cache of their own."""
+"""The drafters of EAGLE-3 heads (arXiv 2503.01840) and of models' own prediction layers, which have
+a KV cache of their own."""
 
 from collections.abc import Generator
 
@@ -7,6 +8,7 @@ import numpy as np
 from ..cost_model import LARGEST
 from ..forwards import PREFILL_CHUNK, Forward, Reply, Run
 from ..prefixes import common
+from ..rounds import Source
 from .draft_sources import DraftRequest, DraftSource, TokenDrafter
 from .model_drafters import HeadDrafter
 
@@ -19,7 +21,7 @@ class EagleDrafter(HeadDrafter):
 
     Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
 
-    name = "eagle3"
+    name: Source = "eagle3"
     longest_text_run = PREFILL_CHUNK
 
     @classmethod
@@ -84,3 +86,9 @@ class EagleDrafter(HeadDrafter):
     def catch_up(self, context: list[int], drafted: list[int]) -> float:
         forward, waiting = self.costs.forward, 0 if self._runs else len(self._states)
         return forward(waiting) - forward(LARGEST) if waiting > LARGEST else 0.0
+
+
+class MtpDrafter(EagleDrafter):
+    """Proposes with the target's own prediction layer."""
+
+    name = "mtp"

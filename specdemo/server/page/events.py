@@ -178,7 +178,7 @@ def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
         shown = traces[(len(traces) - 1) // 2]
         figures = summarize(shown)
         sources = Counter(token.source for round_ in shown.rounds for token in round_.drafted)
-        models = [source for source, _ in sources.most_common() if source in [*SOURCES][:3]]
+        models = [source for source, _ in sources.most_common() if source in [*SOURCES][:4]]
         begin = shown.rounds[0].shown_at
         medians.append(
             {
