@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -397,3 +398,25 @@ def test_a_prompt_that_a_template_makes_too_long_is_refused(embedded_pair):
     assert embedded_pair.tokenizer.context == embedded_pair.context_limit
     with pytest.raises(BadInput, match="with its template; this model reads fewer than"):
         template.render("Hello", embedded_pair.tokenizer)
+
+
+def test_gpt_oss_is_asked_for_the_final_channel_unless_it_is_to_think():
+    jinja = (
+        "{% for message in messages %}{% if message.role == 'assistant' %}"
+        "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{% else %}"
+        "<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    )
+    template, asked = Template("gpt-oss", jinja), "<|start|>user<|message|>Hi<|end|>"
+    final = f"{asked}<|start|>assistant<|channel|>final<|message|>"
+    assert template.text(user("Hi")) == final
+    effort = {"reasoning_effort": "low"}
+    for thinks in (
+        replace(template, thinking=True).text(user("Hi")),
+        template.text(user("Hi"), chat_template_kwargs=effort),
+    ):
+        assert thinks == f"{asked}<|start|>assistant"
+    begun = [*user("Hi"), Message("assistant", "Well")]
+    assert template.text(begun, continue_final_message=True) == f"{final}Well"
+    other = replace(template, jinja=jinja.replace("<|channel|>final", ""))
+    assert other.text(user("Hi")) == f"{asked}<|start|>assistant"

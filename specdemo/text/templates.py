@@ -23,6 +23,9 @@ _ESCAPED_MARK = repr(MARK).strip("'")
 STRETCH = 8  # tokens of a placeholder, which may stand for a text of one token
 _PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
 _LEFT_OUT = "The model's chat template leaves out {} of this conversation."
+_HARMONY = "<|start|>assistant", "<|channel|>final<|message|>"
+"""What asks gpt-oss for an answer, and what begins the part of it that is meant for the user."""
+
 _CUT = "\ud801 "  # ends a message that is continued; the space shows whether it is trimmed
 
 # For models without turns: system text first, then the messages; several get their role's name.
@@ -178,7 +181,9 @@ class Template:
         if isinstance(change, _Placeholders):
             change.require(variables, tools, text)
         if not continue_final_message:
-            return text
+            asked, final = _HARMONY
+            thinks = variables["enable_thinking"] or "reasoning_effort" in variables
+            return text + final if text.endswith(asked) and final in jinja and not thinks else text
         text, cut, rest = text.rpartition(_CUT.strip())
         if not cut or final not in text:
             why = "The model's chat template changes the last message, which cannot be continued."
