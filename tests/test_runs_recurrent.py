@@ -6,11 +6,14 @@ import contextlib
 import json
 from dataclasses import replace
 
+import httpx
 import openvino as ov
 import pytest
 import recurrent_models
-from test_audit import AUDIT
+from helpers import served, service_of
+from test_audit import AUDIT, lent
 from test_engine_heads import write_head
+from test_visitors import race
 
 from specdemo import cli
 from specdemo.audit import properties
@@ -123,3 +126,14 @@ def test_an_audit_finds_no_failure(opened, monkeypatch, capsys):
     results = {name: cell["result"] for name, cell in report["rows"][0]["cells"].items()}
     assert set(results.values()) <= {"pass", "not offered"} and len(results) >= 10
     assert results["greedy"] == results["self"] == results["sampling"] == "pass"
+
+
+def test_the_api_and_the_page_answer_with_such_a_model(pair, opened):
+    question = "Two and two and two"
+    wanted = answered(opened, question, Settings(max_new_tokens=12, drafter="none"))
+    with served(lent(opened), pair, max_new_tokens=64) as server:
+        body = {"model": "tiny target", "prompt": question, "max_tokens": 12, "temperature": 0}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    assert reply["choices"][0]["text"] == wanted.text and wanted.text
+    [*_, last] = race(service_of(opened), question, drafter="model", draft_tokens=3)
+    assert last["verdict"]["identity"].startswith("Identical: two independent runs")

@@ -46,9 +46,10 @@ def answer(service: Service, question: Question) -> None:
         list(session.ask(question))
 
 
-def race(service: Service, question: str) -> Iterator[dict]:
+def race(service: Service, question: str, **settings) -> Iterator[dict]:
     """The messages of a race, as they come from its thread."""
     values = {"question": question, "max_new_tokens": 30, "pair": "embedded", "drafter": "none"}
+    values |= settings
     menu, messages = ModelMenu(EMBEDDED, shared=False), SimpleQueue()
 
     def run() -> None:
