@@ -21,7 +21,7 @@ from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench import report as report_module
 from specdemo.bench.charts import by_acceptance, page
-from specdemo.bench.decision import WAYS, Speeds
+from specdemo.bench.decision import WAYS
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, RacedPrompt, bench, summary_of, tables, with_vote
 from specdemo.commands import shared
@@ -428,10 +428,11 @@ def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(
 
 
 def test_a_number_of_users_is_unknown_until_six_measurements_count():
-    measured = [Speeds(10, 10 + number, "busy" if number == 3 else "") for number in range(6)]
+    whys = ["", "", "", "busy", "", ""]
+    measured = [PairedRuns(1 + n / 10, why, 10, 10 + n) for n, why in enumerate(whys)]
     row = decision.users_row(2, measured, "measurement")
     assert row["speedup"] is None and row["measurements"] == 5
-    row = decision.users_row(2, [*measured, Speeds(10, 30)], "measurement")
+    row = decision.users_row(2, [*measured, PairedRuns(3.0, "", 10, 30)], "measurement")
     assert row["speedup"] == 1.2 and row["speculative_tokens_per_s"] == 12
 
 

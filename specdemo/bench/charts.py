@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.bench.decision import WAYS, Row
-from specdemo.bench.report import (
-    PAPER,
-    BenchReport,
-    LengthsReport,
-    tables,
-    token_milliseconds,
-)
+from specdemo.bench.report import PAPER, BenchReport, LengthsReport, tables, token_milliseconds
 from specdemo.runs.display import AUTOREGRESSIVE, COLOURS, SPECULATIVE
 from specdemo.runs.report_page import GREEN, GREY, PAPER_COLOUR, PINK, Figure, label, render
 

@@ -34,20 +34,6 @@ Ask = Callable[[Question], Iterator[SessionEvent]]
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
-    """Tokens/s of the same work without drafts and with them, and why they do not count ("": they
-    count)."""
-
-    autoregressive: float
-    speculative: float
-    why: str = ""
-
-    @property
-    def speedup(self) -> float:
-        return self.speculative / self.autoregressive
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """Whether to use drafts here."""
 
@@ -211,7 +197,7 @@ def measure_users(
     short = replace(settings, max_new_tokens=1)
     _together(ask, questions, short, stop)  # keeps all prompts' texts
     for users in USERS:
-        measured: list[Speeds] = []
+        measured: list[PairedRuns] = []
         while len(measured) < MOST_TURNS and perf_counter() < until:
             if sum(not speeds.why for speeds in measured) == MIN_RACES:
                 break
@@ -223,14 +209,14 @@ def measure_users(
             (slow, busy), (fast, too) = runs["none"], runs[settings.drafter]
             if stop.is_set() or not slow:  # no answer has a second token
                 return
-            measured.append(Speeds(slow, fast, busy or too))
+            measured.append(PairedRuns(fast / slow, busy or too, slow, fast))
         rows.append(users_row(users, measured, "measurement"))
 
 
-def users_row(users: int, measured: Sequence[Speeds], unit: str) -> Row:
+def users_row(users: int, measured: Sequence[PairedRuns], unit: str) -> Row:
     """The row of so many users at once: the measurement of median speed-up, of those that count;
     None where fewer than MIN_RACES do."""
-    verdict = judge((PairedRuns(each.speedup, each.why) for each in measured), unit)
+    verdict = judge(measured, unit)
     counted = sorted((each for each in measured if not each.why), key=lambda each: each.speedup)
     known = verdict.races >= MIN_RACES
     middle = counted[(len(counted) - 1) // 2] if known else None

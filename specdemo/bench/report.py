@@ -13,15 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from specdemo.audit.engines import NotOffered, Peer
-from specdemo.bench.decision import (
-    WAYS,
-    Decision,
-    Row,
-    Speeds,
-    decide,
-    measure_users,
-    users_row,
-)
+from specdemo.bench.decision import WAYS, Decision, Row, decide, measure_users, users_row
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.machine.hardware import measured_share
@@ -124,13 +116,9 @@ class RacedPrompt:
     def pair(self) -> PairedRuns:
         """The races as one, which counts if one of them does."""
         why = "" if any(not trace.why for trace in self.traces) else self.traces[0].why
-        return PairedRuns(self.figures.speedup or 1.0, why)
-
-    @property
-    def speeds(self) -> Speeds:
         figures = self.figures
-        rates = figures.baseline_tokens_per_second or 0.0, figures.tokens_per_second
-        return Speeds(*rates, self.pair.why)
+        rates = figures.baseline_tokens_per_second, figures.tokens_per_second
+        return PairedRuns(figures.speedup or 1.0, why, *rates)
 
     def race(self, session: Session, attempts: int) -> None:
         """Add a race, the first of `attempts` that counts, else the last. Raises BadInput."""
@@ -202,7 +190,7 @@ def bench(
         instructions = [item.prompt.instruction for item in raced]
         spent = perf_counter() - ready
         rest = left - spent if left else inf
-        curve.append(users_row(1, [item.speeds for item in votes], verdict.unit))
+        curve.append(users_row(1, [item.pair for item in votes], verdict.unit))
         for step in measure_users(session.ask, instructions, settings, rest, curve):
             report(Progress(step, total, total))
     traces = [(item, trace) for item in raced for trace in item.traces]

@@ -23,11 +23,12 @@ FRACTIONS = {"a quarter": 0.25, "a third": 0.33, "half": 0.5, "three quarters": 
 
 @dataclass(frozen=True, slots=True)
 class PairedRuns:
-    """The same work with and without drafts: how many times as fast drafts made it, and why that
-    does not count ("": it counts)."""
+    """The same work with and without drafts."""
 
-    speedup: float
-    why: str = ""
+    speedup: float  # how many times as fast drafts made it
+    why: str = ""  # that does not count; "": it counts
+    autoregressive: float | None = None  # tokens/s, where they are asked for
+    speculative: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def decided(
         return report
     summary = summary_of(prompts)
     traces = [trace for item in prompts for trace in item.traces]
-    curve = [users_row(1, [item.speeds for item in prompts], "prompt"), *users]
+    curve = [users_row(1, [item.pair for item in prompts], "prompt"), *users]
     verdict = judge([item.pair for item in prompts], "prompt")
     choice = ModelChoice(report["pair"]["name"])
     made = decide(verdict, traces, summary, curve, choice, settings)
