@@ -38,7 +38,7 @@ TEMPLATE = """{% if tools %}<|im_start|>system
 """
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):  # an open schema lets a small model add fields to its limit
     city: str
 
 
