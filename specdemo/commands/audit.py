@@ -38,6 +38,13 @@ def _engine_name(name: str) -> str:
     return name
 
 
+def _url(text: str) -> str:
+    if text and not text.startswith(("http://", "https://")):
+        raise ValueError("it must be a URL, such as http://127.0.0.1:8000")
+    return text
+
+
+Url = Annotated[Line, AfterValidator(_url)]
 EngineName = Annotated[str, AfterValidator(_engine_name)]
 PropertyName = Literal[
     "greedy",
@@ -67,8 +74,8 @@ class AuditOptions(PromptOptions):
     only: Annotated[tuple[PropertyName, ...], SPLIT] | None = option(
         None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
     )
-    server: Line = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
-    server_baseline: Line = option("", "the same model without speculative decoding", metavar="URL")
+    server: Url = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
+    server_baseline: Url = option("", "the same model without speculative decoding", metavar="URL")
     server_seed: bool = option(
         False, "the server promises the same answer for a seed with and without drafts"
     )

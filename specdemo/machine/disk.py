@@ -25,6 +25,12 @@ def cache_home() -> Path:
     return Path(path).absolute()
 
 
+def _variable(folder: Path) -> str:
+    """The environment variable that moves `folder`."""
+    named = os.environ.get("SPECDEMO_HOME", "").strip()
+    return "SPECDEMO_HOME" if named and folder.is_relative_to(cache_home()) else "HF_HOME"
+
+
 def measured_folder() -> Path:
     return cache_home() / "profiles"
 
@@ -53,7 +59,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     if free < needed:
         raise FetchError(
             f"{what} needs {size(needed)} of disk in {disk} and {size(free)} are free; free some "
-            "space, or choose a folder on a larger disk (HF_HOME for models)."
+            f"space, or set {_variable(folder)} to a folder on a larger disk."
         )
 
 
@@ -76,7 +82,7 @@ def exclusive_scratch(home: Path) -> Iterator[Path]:
         space = "free some disk space or " if error.errno == errno.ENOSPC else ""
         raise FetchError(
             f"The folder {home} could not be written ({error.strerror or error}); {space}set "
-            "HF_HOME to another folder, then start again."
+            f"{_variable(home)} to another folder, then start again."
         ) from error
 
 

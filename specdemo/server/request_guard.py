@@ -71,7 +71,7 @@ class RequestGuard:
         self._space = "SPACE_ID" in os.environ
         self._machine = {"localhost", socket.gethostname().lower()}
         named = os.environ.get("SPACE_HOST", ""), *allowed_hosts
-        self.hosts = {name.lower() for name in named} - {""} | self._machine
+        self.hosts = {_name(name.lower()) for name in named} - {""} | self._machine
         self.allow_origins = tuple(allow_origins)
         self.key = key
         self.closing = False

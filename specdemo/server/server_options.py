@@ -2,9 +2,10 @@
 takes them from the `args` of a config file."""
 
 import os
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
@@ -14,6 +15,24 @@ from specdemo.runs.settings import MAX_NEW_TOKENS, Drafter
 
 Positive = Annotated[Whole, Field(ge=1)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
+
+
+def _host_name(name: str) -> str:
+    if "/" in name:
+        raise ValueError("it must be a name without scheme and path, or '*'")
+    return name
+
+
+def _origin(url: str) -> str:
+    """As browsers send it. Raises ValueError for what none of them sends."""
+    origin = url.lower().rstrip("/")
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise ValueError("it must be a scheme and a name, such as https://example.com, or '*'")
+    return origin
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+Origin = Annotated[str, AfterValidator(_origin)]
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -30,10 +49,10 @@ class ServerOptions(ModelChoice):
         off="private",
         unset="shared on a Space, with --share, or where --host is not this machine's own address",
     )
-    allowed_host: tuple[str, ...] = option(
+    allowed_host: tuple[HostName, ...] = option(
         (), "a further name that the server is reached by; '*' for any"
     )
-    allow_origin: tuple[str, ...] = option(
+    allow_origin: tuple[Origin, ...] = option(
         (), "another site whose pages may ask this server; '*' for any", metavar="URL"
     )
     cache_mb: Annotated[Whole, Field(ge=1, le=1_000_000)] = option(
