@@ -47,6 +47,7 @@ from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
 from specdemo.text.templates import Message, chat_template
 from specdemo.text.tokenizer import TextStream, Tokenizer
+from tools import rounding
 
 IDS = [5, 17, 400, 3, 3, 42, 11, 7, 260, 31, 8, 77]
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -306,6 +307,18 @@ def test_rows_that_are_zero_or_tiny_give_finite_weights(bits):
     made = ov.Model([ops.result(weights.compressed(stored, scales))], [])
     read = ov.Core().compile_model(made, "CPU")([])[0].reshape(groups.shape)
     assert abs(read - groups).max() < 1e-7 + 1e-3 * (bits == 8) and (read[0] == 0).all()
+
+
+def test_simulated_roundings_change_more_with_larger_steps_and_nothing_without(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q4_1)
+    decoder, prompts = rounding.TorchDecoder(path), [[5, 6, 7, 8, 9], [5, 6, 17]]
+    answers = decoder.answers(prompts, (0,))
+    assert decoder.logits(prompts, answers).argmax(-1).tolist() == sum(answers, [])
+    ways = "file", "auto", "int8"
+    results = rounding.simulated(decoder, ways, prompts, answers)
+    nats = [sum(each["nats"] for each in differences) for _, differences in results]
+    assert 0 < nats[0] < nats[1] < nats[2]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1e5])
