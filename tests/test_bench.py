@@ -411,10 +411,10 @@ def decided(speedups=(1.4,) * 6, users=(), identical=True, why="", **settings):
         (
             decided(users=[(1, 1.4, 1.5), (2, 1.2, None), (4, 1.2, 1.3)]),
             True,
-            "They pay for one; 2 are unknown (3 of 6 measurements).",
+            "They pay for one user; 2 are unknown (3 of 6 measurements).",
             1,
         ),
-        (decided(users=[(1, 1.4, 1.5)]), True, "They pay for one; more were not measured.", 1),
+        (decided(users=[(1, 1.4, 1.5)]), True, "They pay for one user; more were not measured.", 1),
     ],
 )
 def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(

@@ -131,7 +131,9 @@ def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
 def _users_sentence(users: Sequence[Row], pays_for: int) -> str:
     """For how many users at once drafts pay, and what the next number of them costs."""
     more = next((row for row in users if row["users"] > pays_for), None)
-    words = f"They pay for up to {pays_for} users at once" if pays_for > 1 else "They pay for one"
+    words = (
+        f"They pay for up to {pays_for} users at once" if pays_for > 1 else "They pay for one user"
+    )
     if more is None:
         return f"{words}; more were not measured."
     if more["speedup"] is None:

@@ -79,7 +79,7 @@ class Settings:
         unset="auto",
     )
     drafter: Drafter = option(
-        "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
+        "auto", "what proposes draft tokens: the draft model, n-gram lookup, or the fastest"
     )
     temperature: Temperature = option(0.0, "0 takes the likeliest token; above, tokens are sampled")
     top_p: Probability = option(
