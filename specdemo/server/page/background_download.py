@@ -2,6 +2,7 @@
 click, or at once where strangers share the server."""
 
 import html
+import re
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ RETRY_SECONDS = 300.0  # until a shared server, which has no button, tries a fai
 STATES = {
     "fetching": ("Pause", "Fetching {}"),
     "paused": ("Resume", "Paused: {}"),
-    "failed": ("Try again", "{} is not here yet"),
+    "failed": ("Try again", "{} could not be fetched"),
     "ready": ("Use it now", "{} is here"),
     "changing": ("", "Loading {}; questions are answered meanwhile"),
     "here": ("", "{} answers from now on"),
@@ -107,7 +108,7 @@ class BackgroundDownload:
         """The state and the progress, as HTML."""
         text, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
         if self.state == "failed":
-            text += f" {self.error}"
+            text += " " + re.sub(r" \(.*?\)|;.*", "", self.error)  # the log has all of it
         elif self.progress and self.state in ("fetching", "paused"):
             text += f" {self.progress.line}"
             share = self.progress.done / self.progress.total if self.progress.total else 0
@@ -121,9 +122,9 @@ class BackgroundDownload:
             self._button = gr.Button("Pause", size="sm", scale=0, visible=not self.shared)
         self._shown = [shown, self._button, gr.Timer(5 if self.shared else 1)]
 
-    def connect(self, blocks: gr.Blocks, status: gr.HTML, pair: gr.Dropdown) -> None:
-        """Connects the events. `status` and the list of `pair` then show which pair answers."""
-        shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
+    def connect(self, blocks: gr.Blocks, status: gr.HTML) -> None:
+        """Connects the events. `status` then shows which pair answers."""
+        shown, now = [*self._shown, status], {"queue": False, **PRIVATE}
         gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
         if not self.shared:
             self._button.click(self._press, self._button, shown, **now)
@@ -135,8 +136,8 @@ class BackgroundDownload:
     def _look(self) -> list[Any]:
         label = STATES[self.state][0]
         button = gr.update(visible=bool(label) and not self.shared, value=label)
-        rest = [gr.skip()] * 3
+        rest = [gr.skip()] * 2
         if self.state == "here":
             status = html.escape(self._service.state.line)
-            rest = [gr.Timer(active=False), status, gr.update(choices=self._menu.pairs(True))]
+            rest = [gr.Timer(active=False), status]
         return [self.line, button, *rest]

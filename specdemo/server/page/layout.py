@@ -17,7 +17,7 @@ from specdemo.server.page.service import LIMITS, Service
 
 STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
-IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
+IDEA = "A draft guesses words ahead, the model checks them in one step: the same answer, sooner."
 
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
 INK, PAPER = "#16202c", "#eef2f7"  # of buttons: colours are for the two ways of decoding
@@ -64,6 +64,10 @@ EXAMPLES = {
 }
 """Questions, each with the JSON Schema of its answer, if any. The embedded head was not trained on
 them: a learnt answer would be too quick."""
+
+CHOOSE = "element.onclick = ({ target: { value } }) => "
+CHOOSE += "value && trigger('click', specdemo.pair = value)"
+"""A button of the table of pairs chooses its pair."""
 
 
 def build(
@@ -134,12 +138,13 @@ def _race_tab(
     if download:
         download.lay_out()
     _html("status.html", "sd-state")
-    with gr.Accordion("Settings", open=False, elem_id="sd-settings"):
-        inputs = {"question": question, **_settings(menu, defaults)}
+    with gr.Accordion("Settings", open=False, elem_id="sd-settings") as opened:
+        settings, table = _settings(menu, defaults)
+        inputs = {"question": question, **settings}
     _html("race.html", "sd-view", "mountRace")
-    _add_texts()
+    _add_answer()
 
-    every, schema, pair = list(inputs.values()), inputs["json_schema"], inputs["pair"]
+    every, schema = list(inputs.values()), inputs["json_schema"]
     labels = {name: item.label for name, item in inputs.items()} | {"question": False}
     known = [(name, label, defaults[name]) for name, label in labels.items()]
     remember, ask = (_called(name, known) for name in ("settings", "ask"))
@@ -161,13 +166,14 @@ def _race_tab(
 
     blocks.load(None, every, None, js=remember, **PRIVATE)
     blocks.load(service.status_lines, None, status, concurrency_limit=None, **PRIVATE)
-    blocks.load(lambda: gr.update(choices=menu.survey), None, pair, queue=False, **PRIVATE)
+    opened.expand(lambda: menu.survey, None, table, queue=False, **PRIVATE)
     if download:
-        download.connect(blocks, status, pair)
+        download.connect(blocks, status)
 
 
-def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Adds the settings to the layout being built. Gives them by name, in the order of HELP."""
+def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> tuple[dict[str, Any], gr.HTML]:
+    """Adds the settings to the layout being built. Gives them by name, in the order of HELP, and
+    the table of the pairs."""
     inputs = {}
 
     def put(kind: type, name: str, label: str, **options: Any) -> None:
@@ -185,10 +191,13 @@ def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
         put(gr.Dropdown, name, label, choices=choices, **options)
 
     with gr.Row():
-        info = "The target model and its draft. A pair that is not here yet is downloaded. "
-        info += "Tokens/s: without drafts, and at 50 % acceptance."
+        info = "The target model and its draft. A pair that is not here yet is downloaded."
         choose("pair", "Pair", menu.pairs(), scale=2, min_width=320, info=info)
         choose("drafter", "Drafter", ["auto", "model", "lookup"])
+    with gr.Accordion("Compare the pairs", open=False, visible=not menu.fixed):
+        table = gr.HTML(elem_classes="sd-rows", js_on_load=CHOOSE, apply_default_css=False)
+        chosen = "() => window.specdemo.pair"
+        table.click(None, None, inputs["pair"], js=chosen, **PRIVATE)
     with gr.Row(elem_id="sd-own"):  # shown with a pair of the visitor's own
         put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
         put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
@@ -216,17 +225,14 @@ def _settings(menu: ModelMenu, defaults: dict[str, Any]) -> dict[str, Any]:
             put(gr.Checkbox, "thinking", "Thinking")
             put(gr.Textbox, "device", "Device", max_lines=1)
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
-    return {name: inputs[name] for name in model_menu.HELP if name in inputs}
+    return {name: inputs[name] for name in model_menu.HELP if name in inputs}, table
 
 
-def _add_texts() -> None:
-    """Adds the answer as formatted text, and the run as code, to the layout being built."""
+def _add_answer() -> None:
+    """Adds the answer as formatted text to the layout being built."""
     settled = gr.Button(visible="hidden", elem_id="sd-settled")
-    more = {"open": False, "elem_classes": "sd-more"}
-    with gr.Accordion("The answer as formatted text", **more) as opened:
-        shown = [gr.Markdown(latex_delimiters=[], elem_id="sd-formatted")]
-    with gr.Accordion("Code for this run", **more):
-        shown += [gr.Code(language="python", label="Python")]
-        shown += [gr.Code(language="shell", label="curl")]
-    texts = "() => window.specdemo.page.then((page) => page.texts())"
-    gr.on([settled.click, opened.expand], None, None, shown, js=texts, **PRIVATE)
+    looks = {"open": False, "elem_classes": "sd-more"}
+    with gr.Accordion("The answer as formatted text", **looks) as opened:
+        shown = gr.Markdown(latex_delimiters=[], elem_id="sd-formatted")
+    answer = "() => window.specdemo.page.then((page) => page.formattedAnswer())"
+    gr.on([settled.click, opened.expand], None, None, shown, js=answer, **PRIVATE)

@@ -3,6 +3,7 @@ models a visitor may choose. What is allowed is decided by `specdemo.runs.settin
 
 from __future__ import annotations
 
+import html
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,9 @@ AUTO, OWN = "auto", "own"
 """Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
 
 SURVEY_SECONDS = 5.0
+
+TITLES = "Pair", "Good for", "Draft", "Memory", "Download", "Speed"
+CAPTION = "Expected tokens/s: without drafts, and at 50 % acceptance."
 
 OFF_PAGE = ("logit_bias", "ignore_eos", "stop")
 """Settings of the command line and the API that have no input on the page."""
@@ -63,7 +67,7 @@ class ModelMenu:
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity
-        self._surveyed: tuple[float, list[tuple[str, str]]] = -SURVEY_SECONDS, []
+        self._surveyed = -SURVEY_SECONDS, ""
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
         self.defaults = {**asdict(first), "pair": first.pair or OWN}
         if first.pair == AUTO:
@@ -123,30 +127,37 @@ class ModelMenu:
         return session
 
     @property
-    def survey(self) -> list[tuple[str, str]]:
-        """`pairs` with a survey, at most SURVEY_SECONDS old: each takes 0.1 s of the processor, and
-        every visitor asks."""
+    def survey(self) -> str:
+        """`table`, at most SURVEY_SECONDS old: each takes 0.1 s of the processor, and many
+        visitors may ask."""
         if monotonic() - self._surveyed[0] > SURVEY_SECONDS:
-            self._surveyed = monotonic(), self.pairs(True)
+            self._surveyed = monotonic(), self.table()
         return self._surveyed[1]
 
-    def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
-        """(title, name) of each offered pair, for the page's list. `survey` looks at disk and
-        memory; titles then say what a pair takes, and the tokens/s expected or measured here."""
+    def pairs(self) -> list[tuple[str, str]]:
+        """(title, name) of each offered pair, for the page's list."""
         auto = self.defaults["pair"] == AUTO
         offered = [("The pair that suits this machine", AUTO)] if auto else []
         offered += [(f"{pair.title}: {pair.use}", pair.name) for pair in registry.PAIRS]
         offered.append((self.defaults["model"] or "Your own pair (name it below)", OWN))
         if self.fixed:
             offered = [item for item in offered if item[1] == self.defaults["pair"]]
-        facts = {AUTO: f" ({self.first.pair})"} if survey else {}
-        for pair in registry.PAIRS if survey else ():
-            more = "" if pair.fits else " (more than here)"
-            memory = f"{size(pair.memory_bytes)} of memory{more}"
-            disk = "on this disk" if pair.is_here() else f"{size(pair.download_bytes)} to download"
-            known = filter(None, (memory, disk, pair.read_expected_speed(), pair.read_facts()))
-            facts[pair.name] = ". " + ", ".join(known)
-        return [(title + facts.get(name, ""), name) for title, name in offered]
+        return offered
+
+    def table(self) -> str:
+        """The pairs as HTML, each with a button: what it takes of this disk and memory, and the
+        speed expected or measured here."""
+        rows = ["".join(f'<th scope="col">{title}</th>' for title in TITLES)]
+        for pair in registry.PAIRS:
+            memory = size(pair.memory_bytes) + ("" if pair.fits else " (more than here)")
+            disk = "on this disk" if pair.is_here() else size(pair.download_bytes)
+            draft = pair.draft.name if pair.draft else "n-gram lookup"
+            speed = pair.read_facts() or pair.read_expected_speed()
+            button = f'<button type="button" value="{pair.name}">{pair.title}</button>'
+            cells = map(html.escape, (pair.use, draft, memory, disk, speed))
+            rows.append(f'<th scope="row">{button}</th><td>{"</td><td>".join(cells)}</td>')
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><caption>{CAPTION}</caption>{body}</table>"
 
 
 def _pair(chosen: ModelChoice) -> registry.Pair:

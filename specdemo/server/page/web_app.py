@@ -19,7 +19,7 @@ import anyio
 import gradio
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount
 
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -101,18 +101,20 @@ class Sessions(dict[str, Any]):
 
 
 class Assets:
-    """The files by name, and the recorded `races` by file name, the first to be shown first. The
-    `digest` is a part of every address, so that browsers may keep the files."""
+    """The `files` by name, compressed by gzip, and the recorded `races` by file name, the first to
+    be shown first. The `digest` is a part of every address, so that browsers may keep the files."""
 
     def __init__(self) -> None:
         paths = [path for path in STATIC.iterdir() if path.suffix in KINDS]
-        self.files = {path.name: path.read_bytes() for path in paths}
+        files = {path.name: path.read_bytes() for path in paths}
+        files["benchmark.json"] = json.dumps(benchmark.recorded()).encode()
         self.races: dict[str, Trace] = {}
         for path in sorted(RECORDED.glob("*.json")):
             self.races[path.name] = trace = from_json(path.read_text("utf-8"))
-            self.files[path.name] = events.finished(trace, "opened").encode()
-        everything = b"".join(self.files[name] for name in sorted(self.files))
+            files[path.name] = events.finished(trace, "opened").encode()
+        everything = b"".join(files[name] for name in sorted(files))
         self.digest = hashlib.sha256(everything).hexdigest()[:12]
+        self.files = {name: gzip.compress(content) for name, content in files.items()}
 
     @property
     def head(self) -> str:
@@ -120,8 +122,7 @@ class Assets:
         later; its `css` would put a prefix before every selector."""
         root = f"./page/{self.digest}/"
         recorded = [(name, recorded_name(trace)) for name, trace in self.races.items()]
-        data = {"races": recorded, "benchmark": benchmark.recorded(), "sources": SOURCES}
-        known = json.dumps(data).replace("<", "\\u003c")
+        known = json.dumps({"races": recorded, "sources": SOURCES}).replace("<", "\\u003c")
         scripts = [name for name in self.files if name.endswith(".js")]
         links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
         return f"""<meta name="description" content="{IDEA}">
@@ -137,11 +138,18 @@ def plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), 6)
 
 
-def reads_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding allows gzip."""
+def sent(request: Request, packed: bytes, kind: str, **headers: str) -> Response:
+    """A response with what is compressed by gzip, as it is if the request's Accept-Encoding allows
+    that."""
+    accepted = request.headers.get("accept-encoding", "")
     parts = [part.replace(" ", "").lower().partition(";q=") for part in accepted.split(",")]
     weights = {name: weight or "1" for name, _, weight in parts}
-    return bool(weights.get("gzip", weights.get("*", "0")).strip("0."))
+    headers["Vary"] = "Accept-Encoding"
+    if weights.get("gzip", weights.get("*", "0")).strip("0."):
+        headers["Content-Encoding"] = "gzip"
+    else:
+        packed = gzip.decompress(packed)
+    return Response(packed, media_type=kind, headers=headers)
 
 
 def page_app(
@@ -205,22 +213,17 @@ def _add_files(app: FastAPI, menu: ModelMenu) -> None:
         # The styles come after Gradio's, which they change.
         document = document.replace("</head>", head + "</head>", 1)
         document = document.replace("<gradio-app", FIRST + "<gradio-app", 1)
-        return HTMLResponse(document.replace("<head>", STOP_LOOP + card, 1))
+        document = document.replace("<head>", STOP_LOOP + card, 1)
+        return sent(request, gzip.compress(document.encode(), 1), "text/html")
 
     def asset(request: Request) -> Response:
-        name, headers = request.path_params["file"], KEEP
-        content = assets.files.get(name)
-        if name == PLOTLY:
-            content, headers = plotly(), {**KEEP, "Vary": "Accept-Encoding"}
-            if reads_gzip(request.headers.get("accept-encoding", "")):
-                headers["Content-Encoding"] = "gzip"
-            else:
-                content = gzip.decompress(content)
+        name = request.path_params["file"]
+        packed = plotly() if name == PLOTLY else assets.files.get(name)
         # Browsers keep a file for a year: that of another version must not come by this address.
-        if content is None or request.path_params["digest"] != assets.digest:
+        if packed is None or request.path_params["digest"] != assets.digest:
             return Response("There is no such file.", 404)
         kind = KINDS["." + name.rpartition(".")[2]]
-        return Response(content, media_type=kind, headers=headers)
+        return sent(request, packed, kind, **KEEP)
 
     app.add_route("/", index)
     app.add_route("/page/{digest}/{file}", asset)

@@ -1,7 +1,7 @@
 /* Figures, in charts by Plotly, which is loaded once and not while models run, and in tables: of a race,
    of what is for engineers, and of the benchmark. */
-import { SOURCES, colour, isRunning, keep, keepJson, make, onTheme, percent, say, seconds, showRunning, still, stop,
-  stream, table, times } from "./common.js";
+import { SOURCES, asset, colour, isRunning, keep, keepJson, make, onTheme, percent, say, seconds, showRunning, still,
+  stop, stream, table, times } from "./common.js";
 
 /* A request that failed is made again by the next chart. */
 const plotly = () => import("./plotly.min.js").then(() => window.Plotly, () => {
@@ -43,14 +43,12 @@ export const draw = async (node, figure) => {
   fitted.observe(node);
 };
 
-/* Plotly takes tags for markup. */
-const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
-
 const LINE = /(.{1,110})(?:\s+|$)/g, TITLE = "Speculative decoding on OpenVINO";
 
 /* A chart with lines of text above it, 1200 pixels wide and as high as the preview of a link. */
 const pictureOf = ({ data, layout }, lines) => {
-  const wrapped = lines.flatMap((line) => line.match(LINE) ?? []).map(plain);
+  const wrapped = lines.flatMap((line) => line.match(LINE) ?? [])
+    .map((text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"));   // Plotly takes tags for markup
   return { data, layout: { ...layout, margin: { l: 80, r: 30, b: 60, t: 110 + 26 * wrapped.length },
     legend: { ...layout.legend, y: 1.01 }, title: { text: [TITLE, ...wrapped].join("<br>"),
       x: .03, xanchor: "left", y: .96, yanchor: "top", font: { size: 19 } } } };
@@ -130,15 +128,12 @@ export const drawEngineering = (find, trace, curve) => {
   drawCosts(find, curve);
 };
 
-const MILLION = 1e6, HOUR = 3600;
-
 /* Processor seconds, joules, and money at a price of a core and hour that a visitor can type. */
 const drawSavings = (find, { baseline, summary, cpu_seconds, joules }) => {
   const ways = [{ name: "speculative", cpu: cpu_seconds, joules, tokens: summary.decoded }];
   if (baseline) ways.push({ name: "autoregressive", cpu: baseline.cpu_seconds, joules: baseline.joules,
     tokens: summary.baseline_decoded });
-  const [ours, theirs] = ways.map(({ cpu, tokens }) => cpu / tokens), price = find(".sd-price input");
-  say(find(".sd-saves"), theirs && ours > theirs ? "What it costs" : "What else it saves");
+  const price = find(".sd-price input");
   const readable = ways.every((way) => way.joules != null), energy = (cell) => (readable ? [cell()] : []);
   find(".sd-energy").hidden = readable;
   price.oninput = () => {
@@ -147,26 +142,21 @@ const drawSavings = (find, { baseline, summary, cpu_seconds, joules }) => {
       ["Run", "Processor seconds", ...energy(() => "Joules of the processors"),
         "Cost per million tokens"],
       ways.map(({ name, cpu, joules, tokens }) => [name, seconds(cpu), ...energy(() => joules.toFixed(1)),
-        tokens ? (cpu / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
+        tokens ? (cpu / tokens * 1e6 / 3600 * hourly).toFixed(2) : "-"])));
   };
   price.oninput();
 };
 
 const drawCosts = (find, curve) => {
-  const details = find(".sd-engineers");
-  find(".sd-curve").hidden = !curve;
-  details.ontoggle = null;
-  if (!curve) return;
-  const { sentence, predicted, measured, figure } = curve;
+  const details = find(".sd-engineers"), { sentence = "", predicted, measured, figure } = curve ?? {};
   // Drawn when it is looked at: Plotly needs the width.
-  details.ontoggle = () => details.open && draw(find(".sd-cost-chart"), figure);
+  details.ontoggle = () => curve && details.open && draw(find(".sd-cost-chart"), figure);
   details.ontoggle();
-  say(find(".sd-cost-sentence"), sentence);
-  find(".sd-cost-chart").ariaLabel = sentence;
+  find(".sd-curve").hidden = !curve;
   find(".sd-prediction").hidden = !predicted;
-  if (!predicted) return;
-  say(find(".sd-predicted"), times(predicted));
-  say(find(".sd-measured"), measured ? times(measured) : "-");
+  say(find(".sd-cost-sentence"), find(".sd-cost-chart").ariaLabel = sentence);
+  say(find(".sd-predicted"), timesOrDash(predicted));
+  say(find(".sd-measured"), timesOrDash(measured));
 };
 
 const TOKENS = 100;   // of an estimated race
@@ -213,18 +203,19 @@ const mountWhatIf = (root) => {
 };
 
 const HEAD = ["Prompt", "Task", "Tokens", "Speed-up", "Least", "Most", "Acceptance rate", "Identical"];
-const two = (number) => (number == null ? "-" : times(number));
+const timesOrDash = (speedup) => (speedup ? times(speedup) : "-");
 const cells = ({ id, task, tokens, speedup, speedups, whys = [], acceptance_rate: rate, identical }) => {
   const counted = speedups.filter((_, at) => !whys[at]);
   const ends = counted.length ? [Math.min(...counted), Math.max(...counted)] : [null, null];
-  return [id, task, tokens, ...[speedup, ...ends].map(two), rate == null ? "-" : percent(rate), identical ? "yes" : "no"];
+  return [id, task, tokens, ...[speedup, ...ends].map(timesOrDash), rate == null ? "-" : percent(rate), identical ? "yes" : "no"];
 };
 
 /* The benchmark tab: runs it with the input values that `values` gives, draws its charts, gives its files. */
-export const mountBenchmark = (root, values) => {
+export const mountBenchmark = async (root, values) => {
   const find = (name) => root.querySelector(".sd-" + name), progress = root.querySelector("progress");
   const charts = find("bench-charts"), status = document.querySelector(".sd-status");
-  const estimate = mountWhatIf(find("what-if"));
+  const estimate = mountWhatIf(find("what-if")), recorded = await asset("benchmark.json");
+  if (recorded.phase === "error") return say(find("error"), recorded.note);
   let shown = null;
 
   /* Charts are drawn when no model runs; until then each row has its dots. */
@@ -277,6 +268,6 @@ export const mountBenchmark = (root, values) => {
   find("copy").onclick = () => navigator.clipboard?.writeText(shown.decision.command).then(() => say(find("copied"), "Copied."));
   addExports(find("exports"), "specdemo-bench", { nodes: () => [...charts.children],
     lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
-  show(window.specdemo.known.benchmark);
+  show(recorded);
   onTheme(() => isRunning() || show(shown));
 };

@@ -198,14 +198,14 @@ const takeOutMarks = (node) => {
   }
 };
 
-/* The answer of the run on show as Markdown without markup of its own, and its code. */
-export const texts = () => {
-  const { python = "", curl = "" } = race.message?.program ?? {}, node = document.querySelector(".sd-more");
+/* The answer of the run on show as Markdown without markup of its own. */
+export const formattedAnswer = () => {
+  const node = document.querySelector(".sd-more");
   if (node && !formatted) {   // Gradio makes what is inside when it is first opened
     formatted = new MutationObserver(() => takeOutMarks(node));
     formatted.observe(node, { childList: true, subtree: true, characterData: true });
   }
-  return [harmless(race.spec.text), python, curl.replace("{page}", page.slice(0, -1))];
+  return harmless(race.spec.text);
 };
 
 /* The inputs as [name, label, default value], and their present values. */

@@ -2,7 +2,7 @@
 import { counted, isRunning, make, milliseconds, quoted, say, seconds, still, times, visible } from "./common.js";
 
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
-const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
+const SLOW_SECONDS = 15;   // of watching a whole race
 const SENTENCE_SECONDS = .8;   // a round that passes quicker gets no sentence of its own
 const GUESSING = [.25, .6];    // share of a round in which its draft tokens appear
 const STEP = "one step of the target";
@@ -110,20 +110,16 @@ export class Player {
 
   /* Seconds of the race that pass while one second of watching does, at most 1. */
   get rate() {
-    if (this.speed !== "slow") return SPEEDS[this.speed];
-    const { spec, duration } = this.race;
-    const first = spec.spent(Math.min(READABLE + 1, spec.events.length));
-    const early = this.view < first;
-    return Math.min(1, early ? first / SLOW_SECONDS[0] : (duration - first) / SLOW_SECONDS[1]);
+    return this.speed === "slow" ? Math.min(1, this.race.duration / SLOW_SECONDS) : SPEEDS[this.speed];
   }
 
-  /* Draws every 30 ms, half as often as a browser does: models may be loading meanwhile. */
+  /* Draws every 50 ms, a third as often as a browser does: models may be loading meanwhile. */
   play(on) {
     this.playing = on;
     this.race.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Play";
     this.race.find(".sd-caption").ariaLive = on ? "off" : "polite";
     clearInterval(this.timer);
-    if (on) this.timer = setInterval(() => this.tick(), 30);
+    if (on) this.timer = setInterval(() => this.tick(), 50);
   }
 
   /* Plays from the shown moment, or from the start if that is the end. */
@@ -187,22 +183,17 @@ export class Player {
   words(time) {
     const { race } = this, { spec, baseline } = race, { events, shown } = spec, steps = events.length - 1;
     if (!events.length) return "";
-    if (shown < events.length || time <= spec.length + 1e-9) {
+    if (time < Infinity) {
       const pace = spec.length / steps / this.rate;   // seconds of watching a round
       if (!this.playing || !shown || pace > SENTENCE_SECONDS) return roundWords(spec.last);
       return `With the draft ${counted(spec.last.tokens, "token")} in ${counted(shown - 1, "step")} of `
         + `the target so far, without it ${counted(baseline.last?.tokens ?? 0, "token")}.`;
     }
-    const done = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
-    if (!baseline.tokens) return `${done}.`;
-    if (race.trace?.identical === null) {
-      return `${done} in ${seconds(spec.length)}; the run without a draft was stopped.`;
-    }
-    if (baseline.shown < baseline.events.length) {
-      return `Done: ${done}. Without a draft every token takes a step: ${baseline.shown} so far.`;
-    }
-    return `${done} in ${seconds(spec.length)}; without a draft ${counted(baseline.tokens - 1, "step")} in `
-      + `${seconds(baseline.length)}.`;
+    const work = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
+    const done = `${work} in ${seconds(spec.length)}`;
+    if (race.trace?.identical === null) return `${done}; the run without a draft was stopped.`;
+    return baseline.tokens ? `${done}; without a draft ${counted(baseline.tokens - 1, "step")} in `
+      + `${seconds(baseline.length)}.` : `${done}.`;
   }
 }
 
@@ -217,7 +208,6 @@ const tellingRound = (rounds) => {
   return best > 0 ? scores.indexOf(best) : -1;
 };
 
-const NO_GUESS = "In this run nothing was guessed.";
 const SAME = "The answer is the same: without sampling a guess is kept only if it is the model's own choice, and with "
   + "sampling both runs draw with the same noise. Each race compares two independent runs.";
 
@@ -264,7 +254,7 @@ export const mountTour = (root, race) => {
     if (step === undefined) race.motion.jump(Infinity);
     else if (round >= 0) race.motion.goTo(round, step);
     say(find("-title"), title);
-    say(find("-text"), step === undefined || round >= 0 ? words(race.message, round) : NO_GUESS);
+    say(find("-text"), step === undefined || round >= 0 ? words(race.message, round) : "In this run nothing was guessed.");
     say(find("-place"), `${place + 1} of ${TOUR.length}`);
     find("-back").ariaDisabled = String(place === 0);   // not disabled: the focus would be lost
     say(find("-next"), place === TOUR.length - 1 ? "Done" : "Next");

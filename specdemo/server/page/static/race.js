@@ -1,7 +1,7 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
 import { addExports, draw, drawEngineering, drawDots, figureRows, playheadAt } from "./chart.js";
-import { bringIntoView, counted, isRunning, make, onTheme, quoted, say, seconds, showRunning } from "./common.js";
+import { bringIntoView, counted, isRunning, make, onTheme, page, quoted, say, seconds, showRunning } from "./common.js";
 import { Player } from "./player.js";
 import { TokenLine, drawTree } from "./tokens.js";
 
@@ -132,7 +132,7 @@ export class RaceView {
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. `again` is
      what the player did when the repeats of the race on show ended. */
   settle(message, watched, again) {
-    const { spec, panes } = this, { trace, verdict, curve, model } = message;
+    const { spec, panes } = this, { trace, verdict, curve, model, program } = message;
     Object.assign(this, { trace, message, live: false });
     this.root.dataset.settled = this.run;
     this.tell(verdict, message);
@@ -149,6 +149,8 @@ export class RaceView {
     // Not earlier: during a race, drawing the rounds would take time from it.
     drawTree(this.tree, spec, this.baseline);
     drawEngineering(this.find, trace, curve);
+    say(this.find(".sd-python"), program.python);
+    say(this.find(".sd-curl"), program.curl.replace("{page}", page.slice(0, -1)));
     this.motion.jump(again ? again.view : Infinity);
     if (again?.playing) this.motion.start();
     else this.drawChart();
@@ -179,8 +181,10 @@ export class RaceView {
   /* Scrolls the texts and the tree to their starts (0) or to the moment on show (a large number). */
   scroll(to) {
     for (const { box } of this.panes) box.scrollTop = to;
+    // Where the tree is not in sight, asking for its layout would make the browser compute it.
+    if (this.live || this.tree.checkVisibility?.({ contentVisibilityAuto: true }) === false) return;
     const { offsetLeft = 0 } = this.spec.last?.row ?? {};
-    if (!this.live) this.tree.scrollLeft = to && offsetLeft - this.tree.clientWidth / 2;
+    this.tree.scrollLeft = to && offsetLeft - this.tree.clientWidth / 2;
   }
 }
 
