@@ -13,7 +13,8 @@ const KINDS = {
   plain: ["own", "added by the target model: nothing was guessed"],
 };
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
-const HINT = "Point at a token, tap it, or walk with the arrow keys to see where it came from.";
+const HINT = "Green: accepted guesses. Underlined: corrections. Point at a token, tap it, or walk with the arrow keys "
+  + "to see where it came from.";
 
 const cellOf = (look, glyph, { text }, ...more) => (
   make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text) || "end"), ...more));
