@@ -77,7 +77,7 @@ def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
     [([0.04, 2.0, 4.0, 994.0], [0, 3]), ([2.0, 4.0, 4.5], [0]), ([3.0], [0])],
 )
 def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected(expected, groups):
-    assert chi_square.merged(np.array(expected)) == groups
+    assert chi_square.group_begins(np.array(expected)) == groups
 
 
 def report_of(*p_values: float) -> AuditReport:

@@ -335,7 +335,7 @@ KEPT: list[ov.Tensor] = []  # a graph does not keep the memory of its constants
 def codes():
     """The code for every instruction set, and where the compiler is installed that of plain C."""
     pytest.importorskip("llvmlite")
-    from specdemo.engine.backends.kernel_code import Kernels, compiled
+    from specdemo.engine.backends.kernel_code import Kernels, object_file
 
     texts = {vnni: kernels.text_path(vnni).read_text() for vnni in ("", *kernels.VNNI)}
     made = [
@@ -343,7 +343,7 @@ def codes():
     ]
     if importlib.util.find_spec("ziglang"):
         made.append(llvm_text("", "-mno-avx2"))
-    return [Kernels(compiled(text)) for text in made]
+    return [Kernels(object_file(text)) for text in made]
 
 
 def emulated(text: str) -> str:
@@ -829,7 +829,7 @@ def test_attention_and_rotation_are_those_of_numpy(code, tiny_llama_pair, monkey
     tokens."""
     for module in (forward_steps, forward):
         monkeypatch.setattr(module, "is_product", lambda node: False)
-    model = graph.read_decoder(CORE, tiny_llama_pair.target)
+    model = graph.read_ir(CORE, tiny_llama_pair.target)
     graph.page_attention(model)
     first = next(node for node in model.get_ordered_ops() if "PagedAttention" in str(node))
     turns, inputs = forward_steps.find_steps(model, [first.output(0)])

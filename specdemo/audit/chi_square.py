@@ -29,14 +29,14 @@ def chi_square(samples: Sequence[Counter[Tokens]], exact: Outcomes) -> tuple[flo
     if counts[0][shares == 0].any():
         return 0.0, distance, floor
     order = np.argsort(shares)
-    groups = merged(totals.min() * shares[order])
+    groups = group_begins(totals.min() * shares[order])
     drawn = np.add.reduceat(counts[:, order], groups, axis=1)
     expected = totals * np.add.reduceat(shares[order], groups)
     statistic = float(((drawn - expected) ** 2 / expected).sum())
     return chi_square_tail(statistic, len(groups) - 1), distance, floor
 
 
-def merged(expected: np.ndarray) -> list[int]:
+def group_begins(expected: np.ndarray) -> list[int]:
     """Where groups of outcomes begin, given the draws `expected` of each in ascending order: rare
     ones are merged until MIN_EXPECTED draws of them are expected."""
     groups, total = [0], 0.0

@@ -164,7 +164,7 @@ def eagle_layers(folder: Path, name: str, target: Path, target_name: str) -> tup
     reads; the number of layers stands for the output of the last one. Raises BadInput if the head
     is damaged or was made for another target."""
     core, shape = ov.Core(), eagle_shape(folder)
-    decoder = graph.read_decoder(core, target)
+    decoder = graph.read_ir(core, target)
     count = graph.layers_of(decoder)
     layers = shape.target_layers(count)
     width = graph.embedding_of(decoder).get_output_partial_shape(0)[2].get_length()

@@ -63,7 +63,7 @@ def load(path: Path) -> HeadWeights:
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     """The embedding and the output matrix of a decoder IR, float32 [vocabulary, width] each."""
-    model = graph.read_decoder(ov.Core(), xml)
+    model = graph.read_ir(ov.Core(), xml)
     embedding, output = graph.embedding_of(model), graph.output_projection(model)
     return _values(embedding.input_value(0)), _values(output.input_value(1))
 
@@ -80,7 +80,7 @@ def require_target(xml: Path, target: Path, name: str) -> None:
     called `name`: its states have the widths that the head reads, and its embedding is the one in
     the head, rounded in whatever way. Raises ModelError for a file that is no draft head."""
     core = ov.Core()
-    decoder, parts = graph.read_decoder(core, target), 1 + len(draft_head.fractions(xml, core))
+    decoder, parts = graph.read_ir(core, target), 1 + len(draft_head.fractions(xml, core))
     table = graph.embedding_of(decoder).input_value(0)
     states = graph.output_projection(decoder).input_value(0).get_partial_shape()[-1].get_length()
     try:

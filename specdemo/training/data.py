@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from specdemo.engine import cache
 from specdemo.engine.backends import kernels, numerics
-from specdemo.engine.backends.graph import read_decoder
+from specdemo.engine.backends.graph import read_ir
 from specdemo.engine.backends.paged import open_model
 from specdemo.engine.forwards import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.sampling import Sampling, choose
@@ -317,7 +317,7 @@ def _opened(loaded: LoadedPair) -> Model:
     core, source = ov.Core(), loaded.target
     properties = [("KV_CACHE_PRECISION", "f16")]
     if isinstance(source, Path):
-        group = numerics.activation_group(read_decoder(core, source))
+        group = numerics.activation_group(read_ir(core, source))
         properties.append((kernels.GROUP, str(group)))
     settings = ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS))
     return open_model(source, settings, core)

@@ -37,10 +37,10 @@ def read_head(
     """The head in `xml`, with the embedding of the decoder `target` if it has none. Its logits are
     limited to `token_ids` (int64 [V], ascending) if it has those of all tokens. Raises
     ModelError."""
-    model = graph.read_decoder(core, xml)
+    model = graph.read_ir(core, xml)
     try:
         if "input_ids" not in {port.any_name for port in model.inputs}:
-            _embed(model, graph.read_decoder(core, target))
+            _embed(model, graph.read_ir(core, target))
         graph.page_attention(model)
         return _split(model, token_ids)
     except RuntimeError as error:

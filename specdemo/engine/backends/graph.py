@@ -31,7 +31,7 @@ def named_result(name: str, output: ov.Node) -> ov.Node:
     return ops.result(output)
 
 
-def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
+def read_ir(core: ov.Core, xml: Path | str) -> ov.Model:
     """Read the IR in `xml`. Raises ModelError if it is not readable."""
     try:
         return core.read_model(str(xml))

@@ -78,7 +78,7 @@ class Kernels:
             wake.clear()
 
 
-def compiled(text: str) -> bytes:
+def object_file(text: str) -> bytes:
     """The object file of an LLVM text. Takes a second."""
     machine, module = _machine(opt=3), binding.parse_assembly(text)
     options = binding.create_pipeline_tuning_options(speed_level=2)

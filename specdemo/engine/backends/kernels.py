@@ -102,12 +102,12 @@ def compilation() -> Future[Any]:
 def _compiled() -> Any:
     import llvmlite
 
-    from .kernel_code import Kernels, compiled
+    from .kernel_code import Kernels, object_file
 
     text = text_path(vnni()).read_text("ascii")
     features = ",".join(name for name, has in _features().items() if has)
     key = text, llvmlite.__version__, platform.machine(), features
-    return Kernels(keep_code(key, partial(compiled, text)))
+    return Kernels(keep_code(key, partial(object_file, text)))
 
 
 def compiled() -> Any:

@@ -56,7 +56,7 @@ def candidates(
     if not exact:
         return [() if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)]
     cache = "KV_CACHE_PRECISION", "f16" if kv_cache == "auto" else kv_cache
-    group = kernels.GROUP, str(activation_group(graph.read_decoder(core, source)))
+    group = kernels.GROUP, str(activation_group(graph.read_ir(core, source)))
     tried: list[Properties] = [(kernels.F32, cache, group)]
     # Scales of u8 depend on the other tokens in a block, with and without dynamic quantization.
     if kv_cache != "u8":

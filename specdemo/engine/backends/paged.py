@@ -89,7 +89,7 @@ class PagedModel:
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
         """The graph to compile: its outputs are logits, their log-sum-exp, and states, if any."""
-        model = graph.read_decoder(core, xml)
+        model = graph.read_ir(core, xml)
         try:
             graph.page_attention(model)
             recurrent.separate_sequences(model)
