@@ -296,6 +296,7 @@ def test_a_check_goes_on_from_what_an_earlier_start_found_or_begins_anew(tiny_ll
     ("invariance", "tokens", "text"),
     [
         (Invariance(64, 0.0, 2, True), 1, "on 2 threads forwards of 1 to 64 tokens"),
+        (Invariance(64, 0.0, 1, True), 1, "on 1 thread forwards"),
         (Invariance(64, 5e-4, 2), 2, "requests do not share forwards"),
         (Invariance(64, 0.5, 8), 2, "one token, which differs by up to 0.5, is padded to two"),
         (Invariance(0, 0.5, 8), 1, "depend on how many tokens run together"),

@@ -371,6 +371,10 @@ def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
 
     assert "forwards of 1 to 64 tokens" in (shown := output()) and "10.0" in shown
     assert json.loads(output("--json", "-"))[0]["profile"]["draft"]["costs"] == {"1": 0.002}
+    assert "no forward was timed" not in shown
+    costless = replace(MEASURED.targets["exact"], costs={})
+    measured.write("profile", SUBJECT, replace(MEASURED, targets={"exact": costless}))
+    assert "no forward was timed yet" in output()
     assert "files dropped: 1" in output("--forget")
     assert json.loads(output("--json", "-")) == []
 

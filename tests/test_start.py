@@ -314,6 +314,7 @@ def test_threads_are_as_many_as_a_quota_pays_for(
 ):
     in_groups(monkeypatch, tmp_path, membership, files)
     assert hardware.processors() == threads
+    assert f", {threads} processor{'s' * (threads > 1)}, " in hardware.describe()
     assert hardware.usual_share() == pytest.approx(share)
 
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from specdemo.bench.costs import WhatIf, what_if
+from specdemo.machine.terminal import counted
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.display import SOURCES
 from specdemo.runs.judge import MIN_RACES, PairedRuns, Verdict, judge, starved, times
@@ -119,7 +120,7 @@ def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
     faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
     unit = verdict.unit
     sure = f"{100 * verdict.sure:.0f} % confidence, "
-    sure += f"{verdict.races} {unit}{'s' * (verdict.races > 1)}"
+    sure += counted(verdict.races, unit)
     return [
         f"{summary['speedup']:.2f}x in all",
         f"the median {unit} {low:.2f}x to {high:.2f}x ({sure})",

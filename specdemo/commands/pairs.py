@@ -9,7 +9,7 @@ import click
 
 from specdemo.commands.shared import completing, json_option, load_pair, write_report
 from specdemo.errors import DamagedModel, naming
-from specdemo.machine.terminal import progress_bar, size
+from specdemo.machine.terminal import counted, progress_bar, size
 
 
 @click.command()
@@ -122,7 +122,7 @@ def cache(remove: tuple[str, ...], unused: float | None, json_file: str | None) 
 
 
 def _days(days: float) -> str:
-    return "less than a day" if days < 1 else f"{days:.0f} day{'s' * (days >= 1.5)}"
+    return "less than a day" if days < 1 else counted(round(days), "day")
 
 
 @click.command()
@@ -137,13 +137,15 @@ def machine(forget: bool, json_file: str | None) -> None:
     tables: dict[str, list[dict[str, str]]] = {hardware.describe(): []}
     for subject, profile in measured.profiles():
         figures.append({"about": subject, "profile": dataclasses.asdict(profile)})
-        model = f"{subject['target']}, {subject['devices']}, {subject['threads']} threads"
+        threads = counted(int(subject["threads"]), "thread")
+        model = f"{subject['target']}, {subject['devices']}, {threads}"
         for numerics, target in profile.targets.items():
             how = ", ".join("=".join(pair) for pair in target.properties)
+            costs = sorted(target.costs.items())
+            forwards = f"ms a forward by tokens, measured {target.measured or 'in passing'}"
             title = (
                 f"{model}, {numerics} ({how}): {target.invariance or 'not compared'}\n"
-                f"ms a forward by tokens, measured {target.measured or 'in passing'}"
+                f"{forwards if costs else 'no forward was timed yet'}"
             )
-            costs = sorted(target.costs.items())
             tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]
     write_report(figures, json_file, tables)

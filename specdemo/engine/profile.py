@@ -36,7 +36,7 @@ class Invariance:
         return min(self.tokens or LARGEST, LARGEST) - 1
 
     def __str__(self) -> str:
-        text = f"on {self.threads} threads " if self.threads else ""
+        text = f"on {self.threads} thread{'s' * (self.threads > 1)} " if self.threads else ""
         if not self.tokens:
             return text + "logits depend on how many tokens run together"
         sizes = f"{self.min_tokens} to {self.tokens}"

@@ -19,7 +19,7 @@ import psutil
 from specdemo.engine.cost_measurement import waiting_times
 from specdemo.engine.pair_files import TORCH
 from specdemo.errors import TORCH_FIRST, FetchError, InvalidOption, MissingPackage, install
-from specdemo.machine.terminal import size
+from specdemo.machine.terminal import counted, size
 
 Result = TypeVar("Result")
 
@@ -227,7 +227,7 @@ def describe() -> str:
     with suppress(OSError, StopIteration):  # Linux says more in this file
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
+    return f"{name}, {counted(processors(), 'processor')}, {memory_bytes() / 1e9:.0f} GB"
 
 
 class EnergyMeter:

@@ -97,6 +97,11 @@ def size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def text(value: Any) -> str:
     """A value as a table shows it: figures with three significant digits."""
     if isinstance(value, bool):

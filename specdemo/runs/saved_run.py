@@ -26,7 +26,7 @@ def from_json(text: str | bytes) -> Trace:
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
-        why = wrong_parameter(error.errors())
+        why = wrong_parameter(error.errors(), whole="it")
         raise BadInput(f"The file is not a trace of schema 1: {why}") from None
     if problem := _problem(trace):
         raise BadInput(f"The file is not a trace: {problem}.")
