@@ -108,6 +108,12 @@ def test_runs_that_draft_nothing_or_last_no_time_are_not_compared():
     assert (words["headline"], words["tone"]) == ("Too short to matter", "neutral")
 
 
+def test_a_figure_that_no_draft_can_give_is_said_to_come_from_the_machine():
+    for slow, told in ((0.16, True), (0.085, False)):
+        words = wording.verdict(on_show([at_pace(TRACE, 0.08, slow, share=0.5)]))
+        assert ("cannot give more than 1.0x" in " ".join(words["notes"])) == told
+
+
 def test_the_chart_has_the_counted_races_as_bands_and_names_of_drafters_are_no_markup():
     races = on_show([TRACE, *(at_pace(TRACE, 1.0, slow) for slow in (1.8, 2.0, 2.2))])
     bands, lines = [], []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BELIEVED = 1.1  # of the speed-up that would be had if drafts and their check cost nothing
 DISAGREEING = 0.1  # share of the measured figure; predictions that differ more are not shown
 READING_SHARE = 0.1  # of a run's time; above it, the time from the question on is shown too
 LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
@@ -137,8 +138,14 @@ def _notes(trace: Trace) -> list[str]:
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
     result = trace.verdict
-    if not (result and result.races):
-        return notes  # the headline has the reason
+    if not (result and result.races):  # the headline has the reason
+        bound = summary.tokens_per_round
+        if (summary.speedup or 0.0) > BELIEVED * bound:
+            notes.append(
+                f"With {bound:.1f} tokens a round drafts cannot give more than {bound:.1f}x: "
+                "the machine slowed down one of the runs."
+            )
+        return notes
     if result.interval[0] <= 1:
         cost = summary.tokens_per_round / result.speedup
         notes.append(

@@ -83,7 +83,7 @@ export class RaceView {
     card.dataset.tone = tone;
     card.toggleAttribute("data-figure", /^(about )?[\d.]+x$/.test(headline));
     this.root.toggleAttribute("data-recorded", recorded);
-    const words = { asked: recorded ? `${asked} ${origin}` : asked, qualifier, reading, sentence,
+    const words = { asked: recorded ? `${origin} ${asked}` : asked, qualifier, reading, sentence,
       notes: notes.join(" "), origin: recorded ? "" : origin, identity };
     for (const [name, text] of Object.entries(words)) say(this.find(".sd-" + name), text);
     const [, about = "", figure] = headline.match(/^(about )?(.*)$/s), title = this.find(".sd-headline");
