@@ -291,16 +291,42 @@ def test_a_state_of_another_shape_is_refused_in_one_sentence(model, family, tmp_
         PagedModel(xml, EXACT)
 
 
-def test_rotary_positions_of_an_unknown_form_are_refused_in_one_sentence(tmp_path):
-    graph = ov.Core().read_model(recurrent_models.write_ir("qwen3_5_text", tmp_path))
+def rotary_product(graph: ov.Model) -> ov.Node:
+    """The product of inverse frequencies and positions."""
     node = next(node for node in graph.get_ops() if node.get_type_name() == "Cos")
     while node.get_type_name() != "MatMul":
         sources = [value.get_node() for value in node.input_values()]
         node = next(source for source in sources if source.get_type_name() != "Constant")
+    return node
+
+
+def test_rotary_positions_of_an_unknown_form_are_refused_in_one_sentence(tmp_path):
+    graph = ov.Core().read_model(recurrent_models.write_ir("qwen3_5_text", tmp_path))
+    node = rotary_product(graph)
     zero = ops.convert(ops.multiply(graph.input("position_ids").node, ops.constant(0)), "f32")
     scaled = ops.add(node.input_value(0), ops.reduce_sum(zero, ops.constant([0, 1]), True))
     node.input(0).replace_source_output(scaled.output(0))
     assert re.fullmatch(r"The IR computes rotary .*; export .*\.", refusal(graph, tmp_path))
+
+
+def test_inverse_frequencies_may_be_compressed_as_other_weights_are(tmp_path):
+    """As `optimum-cli export openvino --weight-format int8` leaves them."""
+    xml, rows = recurrent_models.write_ir("qwen3_5_text", tmp_path), []
+    for compressed in (False, True):
+        graph = ov.Core().read_model(xml)
+        port = rotary_product(graph).input(0)
+        scales = port.get_source_output().get_node().data.astype(np.float16) / np.float16(128)
+        integers = np.full(scales.shape, 128, np.uint8)
+        product = ops.multiply(ops.convert(integers, "f16"), scales)
+        values = (integers * scales).astype(np.float32)
+        frequencies = ops.convert(product, "f32") if compressed else ops.constant(values)
+        port.replace_source_output(frequencies.output(0))
+        path = tmp_path / f"{compressed}.xml"
+        ov.save_model(graph, path, compress_to_fp16=False)
+        model = PagedModel(path, EXACT)
+        with model.new_sequence() as sequence:
+            rows.append(rows_of(model, sequence, TEXT[:40]))
+    assert np.array_equal(*rows)
 
 
 def test_recurrent_layers_are_counted_as_layers(model, family, tmp_path):

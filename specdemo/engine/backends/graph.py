@@ -17,6 +17,7 @@ RECURRENT = ("PagedGatedDeltaNet", "PagedCausalConv1D")  # layers with tables of
 
 HIDDEN = "hidden"  # name of the added output of hidden states
 PARTS = "VariadicSplit", "Slice", "StridedSlice"
+WEIGHTS = ("Convert", "Multiply", "Subtract", "Reshape")  # of which compressed weights consist
 CASTS = ("Reshape", "Convert", "Squeeze", "Unsqueeze")
 
 
@@ -347,7 +348,7 @@ def _rebuilt(node: ov.Node, constant: Callable[[ov.Tensor], ov.Node | None]) -> 
     kind = node.get_type_name()
     if kind == "Constant":
         return constant(node.get_tensor_view())
-    if kind not in ("Convert", "Multiply", "Subtract", "Reshape"):
+    if kind not in WEIGHTS:
         return None
     count = 1 if kind == "Reshape" else None
     inputs = []

@@ -5,7 +5,6 @@ their states into blocks of tables, so that a sequence goes back by reading an e
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
@@ -52,22 +51,20 @@ def _repair_rotary(model: ov.Model) -> None:
             product = next((n for n in sources if n.get_type_name() != "Constant"), sources[0])
         if "ScatterNDUpdate" not in kinds:
             continue
-        if product.get_type_name() != "MatMul" or not _is_constant(product.input_value(0)):
+        frequencies = product.input_value(0) if product.input_values() else product.output(0)
+        constant = graph.source_of(frequencies.get_node(), *graph.WEIGHTS)
+        if product.get_type_name() != "MatMul" or constant.get_type_name() != "Constant":
             raise ModelError(
                 "The IR computes rotary positions in an unknown way; export the model with "
                 "optimum-intel 2.1 and transformers 5.2."
             )
         width = joined.get_output_partial_shape(0)[-1].get_length()
-        frequencies = product.input_value(0).get_node().get_tensor_view().data
-        inverse = frequencies.reshape(-1)[: width // 2].astype(np.float32)
+        every = ops.convert(ops.reshape(frequencies, [1, 1, -1], False), "f32")
+        inverse = ops.slice(every, [0], [width // 2], [1], [2])
         positions = model.input("position_ids").node.output(0)
         rows = ops.convert(ops.unsqueeze(positions, ops.constant([1, 2])), "f32")
-        angles = ops.multiply(rows, ops.constant(inverse[None, None]))
+        angles = ops.multiply(rows, inverse)
         joined.output(0).replace(ops.concat([angles, angles], 2).output(0))
-
-
-def _is_constant(value: ov.Output) -> bool:
-    return bool(value.get_node().get_type_name() == "Constant")
 
 
 class StatePart(NamedTuple):
