@@ -67,6 +67,8 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         first = error.errors()[0]
         name = str(first["loc"][0])
         expected = _plain(first["msg"]).replace("Input should be", "it must be")
+        if first["type"] in TYPES:
+            expected = f"it must be {TYPES[first['type']]}"
         if first["type"] == "unexpected_keyword_argument":
             expected = "there is no such option"
             names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]

@@ -382,6 +382,8 @@ def test_unusable_options_are_named(toy):
     for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
             Pipeline(toy).generate("hello", **options)
+    with pytest.raises(BadInput, match="stop is 5; it must be a string or a list."):
+        Pipeline(toy).generate("hello", stop=5)
     with pytest.raises(BadInput, match="The prompt is empty"):
         Pipeline(toy).generate(" ", tools=TOOLS)
     with pytest.raises(BadInput, match="'emb' is not a pair"):

@@ -17,6 +17,7 @@ from tiny_models import ir_folder
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.commands import drafts as tuning
+from specdemo.convert import model_files
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement
 from specdemo.engine.backends import kernels, numerics
@@ -392,6 +393,13 @@ def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
 def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):
     assert embedded_pair.info.target_weights == "int4"
     assert embedded_pair.info.draft_weights == "int8"
+
+
+def test_the_format_of_a_model_is_that_of_most_weights_not_of_most_bytes(tmp_path):
+    constant = '<data element_type="{}" shape="1" offset="0" size="{}"/>'
+    sizes = {"u4": 60, "i8": 100, "f16": 90, "f32": 4}
+    (tmp_path / "model.xml").write_text("".join(map(constant.format, sizes, sizes.values())))
+    assert model_files.weight_format(tmp_path / "model.xml") == "int4"
 
 
 # Models on this disk.

@@ -25,7 +25,8 @@ def weight_format(model: Path) -> str:
     of these."""
     totals: Counter[str] = Counter()
     for kind, count in _CONSTANT.findall(model.read_bytes()):
-        totals[_FORMATS.get(kind.decode(), "")] += int(count)
+        bits = int(kind[1:]) if kind.decode() in _FORMATS else 8
+        totals[_FORMATS.get(kind.decode(), "")] += int(count) * 8 // bits
     [(most, _)] = totals.most_common(1) or [("", 0)]
     return most
 
