@@ -23,7 +23,7 @@ from unittest.mock import Mock
 import pytest
 from filelock import FileLock
 from hub_server import Hub
-from tiny_models import EXPORTED, ir_folder
+from tiny_models import ir_folder
 from toy_session import ToySession, toy_clock
 
 from specdemo.engine import cost_measurement, engine
@@ -119,7 +119,7 @@ def embedded_session(embedded_pair) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def tiny_home() -> Path:
-    """Tiny models with made-up weights: checkpoints, and those of `tiny_models.EXPORTED` as IR.
+    """Tiny models with made-up weights: checkpoints, and IR of some of them.
 
     Made once for each version of what makes them; test processes that run at once share them.
     """
@@ -132,9 +132,7 @@ def tiny_home() -> Path:
             making = home.with_suffix(".part")
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir()
-            command = [sys.executable, str(ROOT / "tests" / "tiny_models.py")]
-            made = [subprocess.Popen([*command, group, str(making)]) for group in EXPORTED]
-            assert [process.wait() for process in made] == [0] * len(made)
+            python(str(ROOT / "tests" / "tiny_models.py"), str(making)).check_returncode()
             making.rename(home)
     return home
 
