@@ -57,8 +57,8 @@ class Hub:
     """`with Hub() as hub:` serves `hub.repositories` at `hub.url` until the block ends or `stop`.
 
     `space` holds the files that `hf upload --repo-type space` committed; binary ones must come as
-    blobs of Git LFS, as on the Hub. Files named in `corrupt` are served so. `bytes_per_second`
-    above 0 slows all files down. While it is `lost` no request is answered.
+    blobs of Git LFS, as on the Hub. Files named in `corrupt` are served so. While `go_on` is not
+    set, each large file stops in its middle. While it is `lost` no request is answered.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,8 @@ class Hub:
         self.space: dict[str, bytes] = {}
         self.blobs: dict[str, bytes] = {}
         self.corrupt: set[str] = set()
-        self.bytes_per_second = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
         self.lost = False
         self.served: list[Served] = []
         self.requests: list[str] = []
@@ -214,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(about)
 
     def send(self, repository: Repository, name: str) -> None:
-        hub, content, sent = self.hub, repository.files[name], 0
+        hub, content = self.hub, repository.files[name]
         if name in hub.corrupt:
             content = bytes(byte ^ 1 for byte in content[:1000]) + content[1000:]
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -230,14 +231,14 @@ class _Handler(BaseHTTPRequestHandler):
         if trouble:
             repository.trouble = None
             body = body[: len(body) // 2]
+        sent, half = 0, len(body) // 2
         hub.sending += 1
         try:
-            while sent < len(body):
-                rate = hub.bytes_per_second
-                piece = body[sent : sent + (rate // 20 or 1 << 20)]
+            for piece in (body[:half], body[half:]):
                 self.wfile.write(piece)
                 sent += len(piece)
-                time.sleep(len(piece) / rate if rate else 0)
+                if len(body) >= LARGE:
+                    hub.go_on.wait()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         hub.served.append(Served(name, start, sent))

@@ -120,12 +120,12 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
 
 def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 20_000)
-    place.hub.bytes_per_second = 200_000
+    place.hub.go_on.clear()
     place.download.start()
     until(lambda: (now := place.download.progress) and now.done > 50_000)
     place.press("Pause", "paused")
+    place.hub.go_on.set()
     place.hub.finish_transfers()
-    place.hub.bytes_per_second = 0
     place.press("Pause", "paused")  # a click on what the button said before
     place.press("Resume", "ready")
     begun = next(one.start for one in place.hub.served if one.name == BIN)
@@ -144,11 +144,11 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
         return place.open(*arguments, **capacity)
 
     monkeypatch.setattr("specdemo.runs.session.Session", opened)
-    place.hub.bytes_per_second = 200_000
+    place.hub.go_on.clear()
     asking, answers = place.asking("one two", "dolly-3b-int4")
     until(lambda: place.hub.sending)
     assert place.ask() == "embedded" and seen == []
-    place.hub.bytes_per_second = 0
+    place.hub.go_on.set()
     asking.join()
     assert answers == ["dolly-3b-int4"] and seen == [not room]
     until(lambda: old.closed)
@@ -243,7 +243,7 @@ def test_it_fetches_unless_told_not_to_or_nothing_fits(server, monkeypatch, giga
 
 def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browser):
     playwright = pytest.importorskip("playwright.sync_api")
-    place.hub.bytes_per_second = 5_000
+    place.hub.go_on.clear()
     place.download.start()
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(240_000)
@@ -256,7 +256,7 @@ def test_the_page_shows_a_pair_arrive_and_answer_and_does_not_jump(place, browse
         for button, then in thens.items():
             page.get_by_role("button", name=button, exact=True).click()
             playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=60_000)
-            place.hub.bytes_per_second = 0
+            place.hub.go_on.set()
             tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
         page.get_by_role("button", name="Run", exact=True).click()
         page.wait_for_function("window.specdemo.race.trace?.pair.name === 'dolly-3b-int4'")

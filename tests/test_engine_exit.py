@@ -99,7 +99,9 @@ def test_a_server_that_cuts_running_streams_ends_with_0(serve):
     assert process.returncode == 0, said
 
 
-def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypatch, capsys):
+def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(
+    tiny_home, monkeypatch, capsys
+):
     class Stopped(serve_command.Server):
         def run(self, sockets):
             self.handle_exit(signal.SIGTERM, None)
@@ -113,4 +115,5 @@ def test_a_stop_while_the_model_loads_is_not_forgotten_once_it_is_ready(monkeypa
     monkeypatch.setattr(LocalBackend, "states", lambda *_: [loading.wait(30)])
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    serve_command.serve_locally(ServeOptions(port=port))
+    model = str(ir_folder(tiny_home, "gpt2", "int8"))
+    serve_command.serve_locally(ServeOptions(model=model, port=port))

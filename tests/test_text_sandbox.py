@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from unittest.mock import Mock
@@ -18,6 +17,7 @@ import pytest
 from helpers import until
 
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.machine import threads
 from specdemo.machine.threads import PASSED_OVER, ShortestFirst
 from specdemo.text import sandbox
 from specdemo.text.sandbox import TemplateProcess
@@ -100,15 +100,16 @@ def test_a_long_request_is_passed_over_by_a_few_short_ones_only():
     assert order.index(1000) == PASSED_OVER
 
 
-def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it():
-    turns, begun = ShortestFirst(rest=10.0), time.monotonic()
+def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it(monkeypatch):
+    turns, waits = ShortestFirst(rest=10.0), []
+    monkeypatch.setattr(threads, "perf_counter", lambda: 2.0 + sum(waits))
+    monkeypatch.setattr(turns._changed, "wait", waits.append)
     with suppress(ValueError), turns.turn(9):
-        time.sleep(0.05)
+        monkeypatch.setattr(threads, "perf_counter", lambda: 3.0 + sum(waits))
         raise ValueError
-    ended = time.monotonic()
+    assert waits == [], "the request that had the turn does not wait"
     with turns.turn(1):
-        assert time.monotonic() - begun >= 0.5
-    assert ended - begun < time.monotonic() - ended, "who had the turn does not wait"
+        assert waits == [10.0]
 
 
 def children_seconds() -> float:
