@@ -502,9 +502,8 @@ def away(page) -> Callable[[], None]:
     return come_back
 
 
-def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_tab, url):
-    tab, held = open_tab(url), []
-    page, asked = tab.page, tab.page.locator(".sd-asked")
+def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(tab):
+    page, asked, held = tab.page, tab.page.locator(".sd-asked"), []
     races = page.evaluate("window.specdemo.known.races.map(([file, label]) => [file, label])")
     (slow, of_slow), (_, of_quick), (lost, _) = races[1:4]
     page.route(f"**/{Path(slow).name}", lambda route: held.append(route))
@@ -522,10 +521,10 @@ def test_the_last_race_chosen_is_shown_and_one_that_cannot_be_had_is_said(open_t
     expect(page.locator(".sd-state .sd-error")).to_contain_text("The server does not answer")
     expect(asked).to_contain_text(of_quick.split(": ", 1)[1])
     come_back()
+    page.unroute_all()
 
 
-def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
-    tab = open_tab(url)
+def test_a_stream_that_ends_before_its_run_is_a_lost_server(tab):
     come_back = away(tab.page)
     message = {"phase": "speculative", "rounds": json.loads(made_up().to_json())["rounds"]}
     body = f":\n\ndata: {json.dumps(message)}\n\n"
@@ -536,6 +535,7 @@ def test_a_stream_that_ends_before_its_run_is_a_lost_server(open_tab, url):
     expect(tab.page.locator("#sd-run")).to_be_visible()
     come_back()
     expect(tab.page.locator(".sd-status")).to_have_text(re.compile("^The server is back"))
+    tab.page.unroute_all()
 
 
 SHIFTS = """() => new Promise((resolve) => {
@@ -624,19 +624,17 @@ def test_a_race_is_shown_at_once_and_its_repeats_end_when_the_visitor_acts(open_
         tab.close = lambda: None
 
 
-def test_forced_colours_keep_the_chart_the_bars_the_chosen_tab_and_the_outline_of_run(
-    browser, open_tab, url
-):
-    context = browser.new_context(**DESK, forced_colors="active")
-    tab = open_tab(url, context=context)
-    tab.page.wait_for_function(DRAWN)
-    looks = tab.page.evaluate("""() => {
+def test_forced_colours_keep_the_chart_the_bars_the_chosen_tab_and_the_outline_of_run(page):
+    page.wait_for_function(DRAWN)
+    page.emulate_media(forced_colors="active")
+    looks = page.evaluate("""() => {
       const style = (name) => getComputedStyle(document.querySelector(name));
       return [style('.sd-chart .main-svg').backgroundColor === style('.sd-chart .js-line').stroke,
         style('.sd-panes .sd-bar').backgroundColor === style('.sd-track').backgroundColor,
         style('#sd-run').borderTopWidth,
         style('[role="tab"][aria-selected="true"]').borderBottomWidth];
     }""")
+    page.emulate_media(forced_colors="none")
     assert looks == [False, False, "1px", "4px"]
 
 
