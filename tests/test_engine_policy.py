@@ -235,6 +235,18 @@ def test_drafts_that_bring_what_was_expected_are_never_left():
         assert not policy.paused(asks=True)
 
 
+@pytest.mark.parametrize(("own", "left"), [(0.1, False), (0.3, True)])
+def test_drafts_that_cost_four_requests_more_of_their_own_time_than_they_save_are_left(own, left):
+    """Each saves half a forward of all: what requests do by themselves, they do in turn."""
+    policy = Policy(costs=known_costs())
+    policy.answering |= {1, 2, 3, 4}
+    plain = policy.costs.forward(4)
+    policy.record_round(plain, 1, own=0.1 * plain)
+    for _ in range(100):
+        policy.record_round(plain, 1.5, drafting=0.0, own=own * plain)
+    assert policy.paused(asks=False) == left
+
+
 def test_a_source_that_is_not_asked_seems_less_and_less_certain():
     policy = Policy()
     rate = policy.accepted("model").total

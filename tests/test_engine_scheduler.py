@@ -100,6 +100,21 @@ def test_masks_that_come_late_are_of_their_own_forwards_logits(scheduler, endles
     other.stop.set()
 
 
+def test_a_reply_says_what_the_request_itself_took_since_its_targets_last(
+    scheduler, shared, monkeypatch
+):
+    clock, own = iter(range(100)), []
+    monkeypatch.setattr("specdemo.engine.scheduler.perf_counter", lambda: next(clock))
+    sequences = {name: model.new_sequence() for name, model in shared.items()}
+
+    def work():
+        for name in ("target", "draft", "target", "target"):
+            own.append((yield Forward(name, Run(sequences[name], [1], 1))).own)
+
+    list(scheduler.submit(Handle(work(), shared)).events())
+    assert own == [1, 1, 2, 1], "a second passes whenever the request goes on"
+
+
 @pytest.mark.parametrize("ends", ["done", "error", "stop"])
 def test_a_request_that_awaits_a_future_delays_no_other(scheduler, shared, ends):
     future, sequence = Future(), shared["target"].new_sequence()

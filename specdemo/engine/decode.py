@@ -100,7 +100,8 @@ def decode(
                 allowed.commit(added)
             if kind != "first":
                 drafting = draft.seconds if draft.proposals or draft.seconds else None
-                policy.record_round(draft.seconds + seconds, len(added), len(context), drafting)
+                spent = draft.seconds + seconds
+                policy.record_round(spent, len(added), len(context), drafting, reply.own)
             round_.shown_at = elapsed()
             yield round_
             if added[-1] in limits.stop_ids:

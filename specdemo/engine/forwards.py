@@ -142,6 +142,7 @@ class Reply:
     logits: Logits  # valid until that model's next forward
     seconds: float
     shared: bool = False  # other requests have been active beside this one
+    own: float = 0.0  # seconds of the request's own code since its last forward of the target model
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,13 +209,16 @@ class Policy:
     outcomes: dict[tuple[int, bool], Outcome] = field(default_factory=lambda: defaultdict(Outcome))
     """Of drafting, by the number of requests and whether a draft model was asked."""
 
+    undrafted: dict[int, float] = field(default_factory=dict)
+    """A request's own seconds in a recent round without drafts, by the number of requests."""
+
     _seconds: float = 0.0
     _tokens: float = 0.0
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
         rates = self.acceptance if rates is None else rates
-        shared = self.unasked, self.answering, self.outcomes
+        shared = self.unasked, self.answering, self.outcomes, self.undrafted
         return Policy(fixed, self.limit, self.costs, rates, *shared)
 
     @property
@@ -242,11 +245,16 @@ class Policy:
         return self.acceptance[source]
 
     def record_round(
-        self, seconds: float, tokens: int, context: int = 0, drafting: float | None = None
+        self,
+        seconds: float,
+        tokens: int,
+        context: int = 0,
+        drafting: float | None = None,
+        own: float = 0.0,
     ) -> None:
         """A round after `context` tokens took `seconds` and gave `tokens` tokens: with drafts, on
         which draft models spent `drafting` of the seconds, or without (None). All requests have
-        spent them together."""
+        spent them together; each has spent its `own` seconds besides, one after another."""
         share = 1 / self.requests
         for name, source in self.acceptance.items():
             source.total.fade()
@@ -256,6 +264,10 @@ class Policy:
         plain = self.costs.forward(self.requests, context)
         if not plain or self.fixed is not None:
             return  # no forward has been timed, or the length was not planned
+        usual = self.undrafted.setdefault(self.requests, own)
+        if drafting is None:
+            self.undrafted[self.requests] = 0.9 * usual + 0.1 * own
+        seconds += self.requests * (own - usual)
         for asks in (True, False):
             drafted = drafting is not None and asks == (drafting > 0)
             if drafted or self.paused(asks):

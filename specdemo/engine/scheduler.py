@@ -66,6 +66,7 @@ class Handle:
     pending: Any = None  # a Forward until its Reply
     awaited: Future[Any] | None = None  # while other requests go on
     max_others: int = 0  # the most other requests that were active with it
+    own_seconds: float = 0.0  # of its code since its last forward of the target model
     compiling: bool = False  # a step of background work delayed it
     admitted_at: float = 0.0
     timing: Timing = field(default_factory=Timing)
@@ -267,11 +268,15 @@ class Scheduler:
             return
         seconds = perf_counter() - begun
         for request, part in zip(batch, logits, strict=True):
+            reply = Reply(part, seconds, request.max_others > 0, request.own_seconds)
+            if request.pending.model == "target":
+                request.own_seconds = 0.0
             request.pending = None
-            self._resume(request, Reply(part, seconds, request.max_others > 0))
+            self._resume(request, reply)
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or awaits a Future, or ends."""
+        begun = perf_counter()
         try:
             event = request.work.send(reply)
             request.awaited = None
@@ -289,6 +294,8 @@ class Scheduler:
             self._end(request)
         except Exception as error:
             self._end(request, error)
+        finally:
+            request.own_seconds += perf_counter() - begun
 
     def _notify(self) -> None:
         with self._wake:
