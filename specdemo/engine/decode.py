@@ -99,7 +99,7 @@ def decode(
             if allowed is not None:
                 allowed.commit(added)
             if kind != "first":
-                drafting = draft.seconds if draft.proposals or draft.seconds else None
+                drafting = draft.seconds if draft.sought else None
                 spent = draft.seconds + seconds
                 policy.record_round(spent, len(added), len(context), drafting, reply.own)
             round_.shown_at = elapsed()

@@ -176,16 +176,17 @@ class Outcome:
     """What drafting has brought, beside what was planned. Where it has lost, drafts are left for
     some rounds, then tried again, and left for twice as many."""
 
-    lost: float = 0.0  # seconds, in rounds without drafts, at most RISK of them either way
+    lost: float = 0.0  # by all requests, in rounds without drafts, at most RISK either way
     paused: float = 0.0  # rounds of the pause that are still to come
     pause: float = PAUSE_ROUNDS
 
     def record(self, lost: float, share: float) -> None:
-        """A round that counts as its `share` of one that requests run together."""
+        """A round of one request, of the pause the `share` of one that all run together: the more
+        requests there are, the sooner they know."""
         if self.paused > 0:
             self.paused -= share
             return
-        self.lost += lost * share
+        self.lost += lost
         if self.lost > RISK:
             self.lost, self.paused, self.pause = 0.0, self.pause, min(2 * self.pause, MAX_PAUSE)
         elif self.lost < -RISK:
@@ -210,7 +211,7 @@ class Policy:
     """Of drafting, by the number of requests and whether a draft model was asked."""
 
     undrafted: dict[int, float] = field(default_factory=dict)
-    """A request's own seconds in a recent round without drafts, by the number of requests."""
+    """A request's own seconds in a recent round that sought no draft, by the number of requests."""
 
     _seconds: float = 0.0
     _tokens: float = 0.0
@@ -252,9 +253,9 @@ class Policy:
         drafting: float | None = None,
         own: float = 0.0,
     ) -> None:
-        """A round after `context` tokens took `seconds` and gave `tokens` tokens: with drafts, on
-        which draft models spent `drafting` of the seconds, or without (None). All requests have
-        spent them together; each has spent its `own` seconds besides, one after another."""
+        """A round after `context` tokens took `seconds` and gave `tokens` tokens. Draft models
+        spent `drafting` of the seconds; None: no draft was sought. All requests have spent them
+        together; each has spent its `own` seconds besides, one after another."""
         share = 1 / self.requests
         for name, source in self.acceptance.items():
             source.total.fade()
@@ -269,6 +270,6 @@ class Policy:
             self.undrafted[self.requests] = 0.9 * usual + 0.1 * own
         seconds += self.requests * (own - usual)
         for asks in (True, False):
-            drafted = drafting is not None and asks == (drafting > 0)
-            if drafted or self.paused(asks):
+            sought = drafting is not None and asks == (drafting > 0)
+            if sought or self.paused(asks):
                 self.outcomes[self.requests, asks].record(seconds / plain - tokens, share)

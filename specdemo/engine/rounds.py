@@ -29,6 +29,7 @@ class Draft:
 
     proposals: tuple[Proposal, ...] = ()
     seconds: float = 0.0  # that a draft model spent on them
+    sought: bool = False  # sources were asked, whether or not they proposed any
 
     @property
     def tokens(self) -> list[int]:
@@ -43,7 +44,7 @@ class Draft:
         return tuple(proposal.acceptance for proposal in self.proposals)
 
     def first(self, count: int) -> "Draft":
-        return Draft(self.proposals[:count], self.seconds)
+        return Draft(self.proposals[:count], self.seconds, self.sought)
 
 
 @dataclass(frozen=True, slots=True)
