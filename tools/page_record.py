@@ -31,7 +31,7 @@ from specdemo.server.page.web_app import RECORDED
 ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"
 QUESTION = "4-embedded=What is the water cycle?"
-REPEAT_SECONDS = 4.0  # of races of one question; a record is below 50 kB
+REPEAT_SECONDS = 3.0  # of races of one question; a record is below 50 kB
 DIGITS = 6  # of seconds and probabilities
 
 

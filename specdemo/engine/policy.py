@@ -268,7 +268,7 @@ class Policy:
         usual = self.undrafted.setdefault(self.requests, own)
         if drafting is None:
             self.undrafted[self.requests] = 0.9 * usual + 0.1 * own
-        seconds += self.requests * (own - usual)
+        seconds += (self.requests - 1) * (own - usual)  # in which the others wait
         for asks in (True, False):
             sought = drafting is not None and asks == (drafting > 0)
             if sought or self.paused(asks):

@@ -29,7 +29,7 @@ class Draft:
 
     proposals: tuple[Proposal, ...] = ()
     seconds: float = 0.0  # that a draft model spent on them
-    sought: bool = False  # sources were asked, whether or not they proposed any
+    sought: bool = False  # it cost time: of a source, or of other requests that waited meanwhile
 
     @property
     def tokens(self) -> list[int]:

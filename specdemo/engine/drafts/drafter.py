@@ -72,7 +72,7 @@ class AdaptiveDrafter:
                 break
             draft.append(best)
             survival *= best.acceptance
-        made = Draft(tuple(draft), seconds, sought=True)
+        made = Draft(tuple(draft), seconds, bool(draft or seconds) or plan.requests > 1)
         if made.chances and plan.requests == 1:  # the scheduler shares rows among several
             return made.first(plan.best_length(list(made.chances), seconds))
         return made
