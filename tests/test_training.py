@@ -14,7 +14,7 @@ from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
 from specdemo.convert import exporting, heads
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.machine import disk, measured
 from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.pairs import embedded
@@ -273,7 +273,13 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     states = tmp_path / "draft/work/text/0000000.npy"
     of_writing = np.load(states)
     states.unlink()
+    (tmp_path / "own.jsonl").write_text(rows + '{"u": "How?"}')
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1500, passes=1)
+    added = (tmp_path / "draft/work/text/0000025.jsonl").read_text().splitlines()
+    assert [json.loads(row)["instruction"] for row in added].count("How?") == 1
+    (tmp_path / "own.jsonl").write_text(rows.replace("When?", "Why?"))
+    with pytest.raises(BadInput, match="no longer has the instruction When"):
+        train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1500, passes=1)
     np.testing.assert_allclose(np.load(states), of_writing, rtol=0.05, atol=0.2)
     states = sum(len(np.load(path)) for path in (tmp_path / "draft/work").glob("*/*.npy"))
     grown = json.loads((tmp_path / "draft" / "card.json").read_bytes())["text"]["answer_tokens"]
@@ -291,6 +297,18 @@ def test_states_are_those_of_the_text_as_it_is_now(tiny_llama_pair, tmp_path):
         kept.append(file.is_file())
         file.write_bytes(b"")
     assert kept == [False, True, False] and list(folder.iterdir()) == [file]
+
+
+def test_a_run_is_not_continued_with_another_model_in_the_targets_folder(tmp_path):
+    settings = TrainSettings(target="./model", out=tmp_path / "draft")
+    work = settings.out / "work"
+    for revision in ("", "one"):
+        steps._open_work(settings, work, revision)
+    (work / "text").mkdir()
+    for revision in ("", "one"):
+        steps._open_work(settings, work, revision)
+    with pytest.raises(BadInput, match="other settings .target_revision one"):
+        steps._open_work(settings, work, "two")
 
 
 @pytest.mark.parametrize(
@@ -316,6 +334,12 @@ def test_what_cannot_work_is_one_sentence(options, message, target, trained, tmp
     where = ["--target", str(target), "--out", str(tmp_path / "out")]
     assert cli.main(["train-draft", *where, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_target_is_named_before_a_missing_torch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(steps, "require_device", Mock(side_effect=SpecdemoError("no torch")))
+    assert cli.main(["train-draft", "--target", "./nowhere", "--out", str(tmp_path / "out")]) == 2
+    assert "--target" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_too_small_is_named_before_text_is_written(

@@ -163,12 +163,19 @@ def write_conversations(
 ) -> dict[Path, list[Conversation]]:
     """Let the target answer instructions, first those of the user, until the answers in `folder`
     have `settings.tokens` tokens. Gives all these conversations, by the file of their states.
-    Raises ModelError."""
+    Raises ModelError, and BadInput if the user took out an instruction that has an answer there."""
     folder.mkdir(exist_ok=True)
     adapter, paths = TypeAdapter(Conversation), sorted(folder.glob("*.jsonl"))
     read = {path: [adapter.validate_json(line) for line in path.open("rb")] for path in paths}
     groups = {path.with_suffix(".npy"): group for path, group in read.items()}
     known = [conversation for group in groups.values() for conversation in group]
+    asked = [old.instruction for old in known if old.kind == UNANSWERED]
+    for text in set(asked).difference(unanswered):
+        raise BadInput(
+            f"--text no longer has the instruction {text:.80} without an answer, which the target "
+            f"answered in {folder}; put it back, or name another --out."
+        )
+    pending = [text for text in unanswered if text not in asked]
     count = sum(len(conversation.answer) for conversation in known)
     if count >= settings.tokens:
         return groups
@@ -178,8 +185,8 @@ def write_conversations(
 
     def begin(number: int, passages: Sequence[str], by_target: str) -> _Answer:
         kind, text = instruction(number, passages, by_target)
-        if number < len(unanswered):
-            kind, text = UNANSWERED, unanswered[number]
+        if pending:
+            kind, text = UNANSWERED, pending.pop(0)
         prompt = loaded.template.render(text, loaded.tokenizer)
         if len(prompt) > room:
             kind, text = instruction(number, ())
@@ -192,8 +199,7 @@ def write_conversations(
             passages = [old.text for old in known if len(old.answer) >= MIN_PASSAGE_TOKENS]
             wanted = -(-(settings.tokens - count) // longest)
             numbers = range(len(known), len(known) + min(GROUP, wanted))
-            free = numbers[max(len(unanswered) - len(known), 0) :]
-            by_target = _write_instructions(loaded, model, free)
+            by_target = _write_instructions(loaded, model, numbers[len(pending) :])
             written = count
             answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
             for answer in _complete(answers, model, longest, loaded.stop_ids):

@@ -36,18 +36,19 @@ def train_draft(settings: TrainSettings) -> str:
     same as without the interruption. Raises BadInput for a setting that cannot work or an `out`
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
+    pair, out, work = _pair(settings), settings.out, settings.out / "work"
     require_device(f"torch:{settings.device}", "device")
     from specdemo.training import network
 
     if settings.start:
         network.earlier_weights(settings.start)  # fails now if it is no head
-    pair, out, work = _pair(settings), settings.out, settings.out / "work"
     try:
         _open_work(settings, work)
     except OSError as error:
         raise BadInput(f"--out {out} cannot be written: {error.strerror}.") from error
     with progress_bar() as report:
         loaded = load_pair(pair, report)
+    _open_work(settings, work, loaded.info.target_revision)
     assert isinstance(loaded.target, Path), "the default device runs IR"
     tables = heads.tables(loaded.target)
     network.first_weights(settings, tables[0].shape[1])  # fails now if `start` has another size
@@ -147,11 +148,13 @@ def _pair(settings: TrainSettings) -> Pair:
         return chosen_pair(replace(choice, assistant_model=NO_DRAFT))
 
 
-def _open_work(settings: TrainSettings, work: Path) -> None:
-    """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
+def _open_work(settings: TrainSettings, work: Path, revision: str = "") -> None:
+    """Make OUT/work for these settings and the target's `revision`, if it is known. Raises BadInput
+    if it belongs to others."""
     out, path = settings.out, work / "settings.json"
     values, left_out = asdict(settings), PRIVATE | GROWING
     described = {name: str(values[name]) for name in values if name not in left_out}
+    described |= {"target_revision": revision} if revision else {}
     begun = path.is_file() and any(file != path for file in work.iterdir())
     if not begun:  # also where an earlier call refused what it should read
         if not path.is_file() and out.exists() and any(out.iterdir()):
@@ -160,7 +163,7 @@ def _open_work(settings: TrainSettings, work: Path) -> None:
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
         return
     stored = json.loads(path.read_bytes())
-    compared = stored.keys() - GROWING
+    compared = stored.keys() - GROWING - ({"target_revision"} - described.keys())
     other = [f"{name} {stored[name]}" for name in compared if stored[name] != described.get(name)]
     if other:
         raise BadInput(
