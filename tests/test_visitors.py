@@ -395,7 +395,7 @@ def test_a_race_is_streamed_and_ended_by_its_tab_and_its_next_run_only(served, m
 
 
 def test_a_visitor_who_leaves_while_nothing_is_sent_frees_the_place(served, monkeypatch):
-    """All is read, so the server hears no more than of a connection that is half closed."""
+    """All is read, so the server hears only that the connection has ended."""
     url, session, service = served
     monkeypatch.setattr("specdemo.server.page.service.UPDATE_SECONDS", (60.0, 60.0))
     monkeypatch.setattr(web_app, "PING", 0.05)

@@ -35,14 +35,13 @@ SURPLUS_BYTES = 65_536
 the body is added to it."""
 PIPELINED = 32  # requests that wait for the response to an earlier one of their connection
 HEAD_SECONDS = 20.0  # that a client may take for a request's head, or read nothing of a response
-PROBE_SECONDS = 0.25  # between the first two probes; then twice as long connection time
 BACKLOG = 512  # connections that are accepted in a turn of the event loop
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """HTTP/1.1 by RFC 9112, in bounded steps. The connection is closed if the head of its next
-    request does not come in HEAD_SECONDS, if as long nothing of a response is read, and after a
-    response that came before the request's body."""
+    request does not come in HEAD_SECONDS, if as long nothing of a response is read, when the client
+    closes its side, and after a response that came before the request's body."""
 
     def connection_made(  # type: ignore[override]  # uvicorn's own parameter
         self, transport: asyncio.Transport
@@ -135,44 +134,6 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.close()
         self.since = time.monotonic()
         super().on_response_complete()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open: until the response to a whole request is sent."""
-        if self.idle or self.cycle.more_body:
-            return False
-        self.cycle.keep_alive = False
-        if not self.pipeline:
-            begun = BegunResponse(self.transport)
-            self.cycle.transport = cast(asyncio.Transport, begun)
-            self._probe(begun, PROBE_SECONDS)
-        return True
-
-    def _probe(self, begun: BegunResponse, seconds: float) -> None:
-        """Write until the response begins. If the client has not only closed its side but is gone,
-        the second write fails, which closes the connection."""
-        if not (self.transport.is_closing() or self.cycle.response_started):
-            begun.probe()
-            self.loop.call_later(seconds, self._probe, begun, 2 * seconds)
-
-
-class BegunResponse:
-    """A transport that sends the first characters of a response, the same in all, one at a time
-    before the response is known."""
-
-    def __init__(self, transport: asyncio.Transport):
-        self._transport, self._sent = transport, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def probe(self) -> None:
-        rest = b"HTTP/1.1 "[self._sent :]
-        self._transport.write(rest[:1])
-        self._sent += len(rest[:1])
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data[self._sent :])
-        self._sent = 0
 
 
 async def send_until_close(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
