@@ -4,10 +4,9 @@ several drafters, a saved run; and the endpoint /generate. The server keeps no r
 # No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from itertools import accumulate
 from threading import Event, Timer
 from typing import Any
 
@@ -16,7 +15,7 @@ import gradio as gr
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.runs.display import SOURCES, wall_clock
+from specdemo.runs.display import SOURCES, Curve, wall_clock
 from specdemo.runs.judge import MIN_RACES, times
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
 from specdemo.runs.race import enough
@@ -150,66 +149,45 @@ def _repeats(
 
 
 def drafts(session: LimitedSession, question: Question) -> Iterator[str]:
-    """After each turn of all drafters on one question, a message with the median run of each:
-    `name`, `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
+    """Races all drafters on one question in turns. The last message has the chart of the median run
+    of each."""
     ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
     runs: dict[Drafter, list[Trace]] = {way: [] for way in ways}
     until, turn = time.monotonic() + DRAFTS_SECONDS, 0
     while turn < MAX_TURNS and (not turn or time.monotonic() < until):
+        turn += 1
         for way in ways:
-            yield message("drafts", f"Race {turn + 1} of the drafts: {DRAFTERS[way] or 'draft'}")
+            yield message("drafts", f"Race {turn} of the drafts: {DRAFTERS[way] or 'draft'}")
             settings = replace(question.settings, drafter=way)
             trace = trace_of(session.ask(replace(question, settings=settings)))
             if trace.finish_reason == "cancelled":
                 yield message("stopped", "Stopped.")
                 return
             runs[way].append(trace)
-        turn += 1
         ways.reverse()  # so that a drift of the machine's speed favours none
-        found = _drafts(runs)
-        yield message("drafts", drafts=found)
-    yield message("done", _winner(found, turn), figure=_figure_of(found))
-
-
-def _drafts(runs: Mapping[Drafter, list[Trace]]) -> list[dict[str, Any]]:
-    medians: list[dict[str, Any]] = []
+    curves: dict[str, Curve] = {}
+    best, fastest, baseline = 0.0, "", 0.0
     for way, traces in runs.items():
-        traces.sort(key=lambda trace: summarize(trace).decode_seconds)
-        shown = traces[(len(traces) - 1) // 2]
-        figures = summarize(shown)
-        sources = Counter(token.source for round_ in shown.rounds for token in round_.drafted)
-        models = [source for source, _ in sources.most_common() if source in [*SOURCES][:4]]
-        begin = shown.rounds[0].shown_at
-        medians.append(
-            {
-                "name": DRAFTERS[way] or (SOURCES[models[0]] if models else "draft"),
-                "times": [round_.shown_at - begin for round_ in shown.rounds],
-                "tokens": list(accumulate(len(round_.tokens) for round_ in shown.rounds)),
-                "runs": [summarize(trace).decode_seconds for trace in traces],
-                "acceptance_rate": figures.acceptance_rate,
-                "seconds": figures.decode_seconds,
-            }
-        )
-    undrafted = medians[0]["seconds"]
-    return [run | {"speedup": over(undrafted, run["seconds"])} for run in medians]
+        trace = sorted(traces, key=lambda trace: summarize(trace).decode_seconds)[(turn - 1) // 2]
+        figures, label = summarize(trace), DRAFTERS[way] or _draft_of(trace)
+        baseline = baseline or figures.decode_seconds  # of "none", the first
+        speedup = over(baseline, figures.decode_seconds)
+        if (speedup or 1.0) > best:
+            best, fastest = speedup or 1.0, label
+        if speedup is not None:
+            label += f": {times(speedup)}"
+        if figures.acceptance_rate is not None:
+            label += f", {figures.acceptance_rate:.0%} accepted"
+        curves[label] = trace.curves["speculative"][0]
+    note = f"Fastest: {fastest}, {times(best)}. Medians of {turn} races with each drafter."
+    yield message("done", note, figure=race_charts.of_drafters(curves))
 
 
-def _winner(found: Sequence[Mapping[str, Any]], turns: int) -> str:
-    best = max(found, key=lambda run: run["speedup"] or 0.0)
-    lead = f"Fastest: {best['name']}, {times(best['speedup'] or 1.0)}"
-    return f"{lead}. Medians of {turns} races with each drafter."
-
-
-def _figure_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return race_charts.of_drafters(
-        {
-            race_charts.label_of(run["name"], run["speedup"], run["acceptance_rate"]): (
-                run["times"],
-                run["tokens"],
-            )
-            for run in found
-        }
-    )
+def _draft_of(trace: Trace) -> str:
+    """The name of the draft model or head that drafted most."""
+    sources = Counter(token.source for round_ in trace.rounds for token in round_.drafted)
+    models = [source for source, _ in sources.most_common() if source in [*SOURCES][:4]]
+    return SOURCES[models[0]] if models else "draft"
 
 
 def add_endpoint(service: Service, menu: ModelMenu) -> None:

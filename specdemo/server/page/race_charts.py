@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from specdemo.bench.costs import StepCost
 from specdemo.runs.display import AUTOREGRESSIVE, SPECULATIVE, Curve, Figure, figure, line
-from specdemo.runs.judge import times
 from specdemo.runs.trace import Trace
 
 DRAFTER_COLOURS = (AUTOREGRESSIVE, "#9a6700", "#a63f00", SPECULATIVE)
@@ -53,9 +52,3 @@ def step_costs(costs: Sequence[StepCost], trace: Trace) -> Figure:
         "height": 240,
     }
     return {"data": [steps, dots], "layout": layout}
-
-
-def label_of(name: str, speedup: float | None, acceptance_rate: float | None) -> str:
-    """The name of a drafter with its figures."""
-    words = name if speedup is None else f"{name}: {times(speedup)}"
-    return words if acceptance_rate is None else f"{words}, {acceptance_rate:.0%} accepted"
