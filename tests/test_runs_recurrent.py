@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from dataclasses import replace
 
 import httpx
+import numpy as np
 import openvino as ov
 import pytest
 import recurrent_models
+from conftest import load_own
 from helpers import served, service_of
 from test_audit import AUDIT, lent
-from test_engine_heads import write_head
 from test_visitors import race
 
 from specdemo import cli
@@ -22,9 +24,12 @@ from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
 from specdemo.engine.forwards import ModelSettings
+from specdemo.engine.sampling import Sampling
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
+from specdemo.training import data, steps
+from specdemo.training.recipe import TrainSettings
 
 
 def pair_of(family, tiny_llama_pair, folder):
@@ -87,12 +92,37 @@ def test_an_answer_is_identical_to_its_baseline(opened, drafter, temperature):
     assert drafter == "lookup" or sum(round_.accepted for round_ in trace.rounds)
 
 
-def test_a_draft_head_reads_the_states_of_its_target(pair, tmp_path):
-    head = write_head(tmp_path, (0.5,))
-    with Session(replace(pair, draft=None, head=head), background=False) as session:
+@pytest.mark.parametrize("family", recurrent_models.CONFIGS)
+def test_a_training_run_writes_and_reads_as_many_answers_at_once_as_have_room_for_states(
+    family, tiny_llama_pair, tmp_path, monkeypatch
+):
+    loaded = replace(tiny_llama_pair, target=recurrent_models.write_int8(family, tmp_path))
+    model = data._opened(loaded)
+    model.resize_cache(3 * data._blocks(model, 60))
+    prompts = {str(number): [number] * 25 for number in range(8)}
+    answers = [data._Answer("", name, prompts[name], Sampling(0.9, seed=1)) for name in prompts]
+    assert len(list(data._complete(answers, model, 30, frozenset()))) == 8
+    group = [answer.conversation(frozenset(), loaded.tokenizer) for answer in answers]
+    monkeypatch.setattr(type(loaded.template), "render", lambda _, name, tokenizer: prompts[name])
+    written = np.concatenate([row for answer in answers for row in answer.states])
+    np.testing.assert_allclose(data._read(model, loaded, group), written, rtol=0.05, atol=0.2)
+    assert model.pool.used == model.pool.states.used == 0
+
+
+def test_a_head_that_is_trained_on_such_a_target_drafts_for_it(
+    pair, tiny_home, tmp_path, monkeypatch
+):
+    for path in (tiny_home / "llama-target").glob("tokenizer*"):
+        shutil.copy(path, pair.target.parent)
+    monkeypatch.setattr(data, "MIX", {"sum": 1})
+    sizes = {"tokens": 1000, "answer_tokens": 80, "width": 32, "chains": 64, "passes": 0.1}
+    target, head = pair.target.parent, tmp_path / "head"
+    steps.train_draft(TrainSettings(target=str(target), out=head, **sizes))
+    with Session(load_own(target, head), background=False) as session:
         settings = Settings(max_new_tokens=30, drafter="model", draft_tokens=3)
         trace = answered(session, "Two and two", settings)
-    assert trace.identical and any(round_.drafted for round_ in trace.rounds)
+    assert trace.identical
+    assert {token.source for round_ in trace.rounds for token in round_.drafted} == {"head"}
 
 
 def test_cancelled_requests_leave_only_what_is_kept_and_that_is_bounded(opened):

@@ -38,8 +38,9 @@ class BlockPool:
         if not self.references[block]:
             self.free.append(block)
 
-    def state_blocks(self, prompt: int) -> int:
-        """The most blocks that the recurrent states of a request with such a prompt take."""
+    def state_blocks(self, prompt: int, back: int = LARGEST) -> int:
+        """The most blocks that the recurrent states of a request take with so many tokens as its
+        `prompt`, if it goes back by at most `back` tokens."""
         return 0
 
 
@@ -69,10 +70,10 @@ class RecurrentPool(BlockPool):
             for block in self.replaced.pop(state):
                 self.give_back(block)
 
-    def state_blocks(self, prompt: int) -> int:
+    def state_blocks(self, prompt: int, back: int = LARGEST) -> int:
         # The present one, those that it can go back to, and of the prompt the first, the end, the
         # one with which the last chunk began, and those between.
-        return self.state_size * (1 + LARGEST + 3 + prompt // self.spacing)
+        return self.state_size * (1 + back + 3 + prompt // self.spacing)
 
 
 class KVSequence(AbstractContextManager[Any]):

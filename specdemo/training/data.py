@@ -180,15 +180,14 @@ def write_conversations(
     if count >= settings.tokens:
         return groups
     model, longest = _opened(loaded), settings.answer_tokens
-    model.resize_cache(CACHE_BYTES // model.block_bytes)
-    room = min(loaded.context_limit, model.pool.limit * model.block_size) - longest
 
     def begin(number: int, passages: Sequence[str], by_target: str) -> _Answer:
         kind, text = instruction(number, passages, by_target)
         if pending:
             kind, text = UNANSWERED, pending.pop(0)
         prompt = loaded.template.render(text, loaded.tokenizer)
-        if len(prompt) > room:
+        length = len(prompt) + longest
+        if length > loaded.context_limit or _blocks(model, length) > model.pool.limit:
             kind, text = instruction(number, ())
             prompt = loaded.template.render(text, loaded.tokenizer)
         temperature = 0.0 if number % 2 else random.Random(number).uniform(*TEMPERATURES)
@@ -242,7 +241,7 @@ def _complete(
     the answers as they end: with a stop token, or with `longest` tokens."""
 
     def blocks(answer: _Answer) -> int:
-        return -(-(len(answer.prompt) + longest) // model.block_size)
+        return _blocks(model, len(answer.prompt) + longest)
 
     waiting = list(answers)
     begun: dict[_Answer, cache.KVSequence] = {}
@@ -326,20 +325,36 @@ def _opened(loaded: LoadedPair) -> Model:
         group = numerics.activation_group(read_ir(core, source))
         properties.append((kernels.GROUP, str(group)))
     settings = ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS))
-    return open_model(source, settings, core)
+    model = open_model(source, settings, core)
+    model.resize_cache(CACHE_BYTES // model.block_bytes)
+    return model
+
+
+def _blocks(model: Model, tokens: int) -> int:
+    """The most cache blocks that so many tokens of an answer and its prompt take."""
+    return -(-tokens // model.block_size) + model.pool.state_blocks(tokens, 0)
 
 
 def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:
     """`Rows.states` of answers, [n, H + 1], FORWARD_TOKENS tokens in a forward."""
-    rows, runs = [], []
-    for number, conversation in enumerate(group, start=1):
+    rows: list[np.ndarray] = []
+    runs: list[Run] = []
+
+    def read() -> None:
+        rows.extend(map(_states, model.forward(runs)))
+        while runs:
+            runs.pop().sequence.release()
+
+    for conversation in group:
         prompt = loaded.template.render(conversation.instruction, loaded.tokenizer)
         answer = conversation.answer
-        runs.append(Run(model.new_sequence(), [*prompt, *answer[:-1]], len(answer)))
-        if sum(len(run.tokens) for run in runs) > FORWARD_TOKENS or number == len(group):
-            rows += [_states(logits) for logits in model.forward(runs)]
-            while runs:
-                runs.pop().sequence.release()
+        run = Run(model.new_sequence(), [*prompt, *answer[:-1]], len(answer))
+        sizes = [len(other.tokens) for other in (*runs, run)]
+        blocks = sum(_blocks(model, size) for size in sizes)
+        if runs and (sum(sizes) > FORWARD_TOKENS or blocks > model.pool.limit):
+            read()
+        runs.append(run)
+    read()
     return np.concatenate(rows)
 
 
