@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from threading import Event
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import RayActorError, RayError
@@ -22,6 +24,7 @@ from specdemo.server.backend import NotReady, Piece
 from specdemo.server.host import State
 from specdemo.server.metrics import Metrics
 from specdemo.server.schema import CompletionRequest
+from specdemo.server.server_options import ServeOptions
 from specdemo.server.web_server import bound_socket
 
 DIED, FAULTS = RayActorError(), (RayError, BackPressureError, DeploymentUnavailableError)
@@ -207,6 +210,22 @@ def test_a_gateway_on_ray_has_the_key_names_and_sites_of_its_environment_and_opt
     assert guard().allow_origins == ("https://b.example",)
     monkeypatch.setenv("SPECDEMO_API_KEY", "s3cret")
     assert guard().key == "s3cret"
+
+
+def test_the_service_has_a_cluster_of_its_own_and_says_why_it_did_not_start(monkeypatch):
+    with bound_socket("127.0.0.1", 0) as probe:
+        options = ServeOptions("embedded", port=probe.getsockname()[1])
+    init, failing = Mock(), Mock(side_effect=RuntimeError("Traceback\n  of Ray\nFailed to bind."))
+    for module, name, double in (
+        (ray.ray, "init", init),
+        (ray.ray, "shutdown", Mock()),
+        (ray.signal, "signal", Mock()),
+        (ray.serve, "start", failing),
+    ):
+        monkeypatch.setattr(module, name, double)
+    with pytest.raises(RequestFailed, match=r"did not start: Failed to bind\.$"):
+        ray.on_ray(options, Event()).__enter__()
+    assert init.call_args.args == ("local",), "a cluster of others may be here, or have been"
 
 
 # The command

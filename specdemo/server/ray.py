@@ -231,6 +231,7 @@ def on_ray(options: ServeOptions, ended: threading.Event) -> Iterator[str]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(
+            "local",  # not a cluster that runs, or ran, on this machine
             num_cpus=processors(),
             include_dashboard=False,
             object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
@@ -255,15 +256,16 @@ def on_ray(options: ServeOptions, ended: threading.Event) -> Iterator[str]:
 
 def _start(options: ServeOptions, ended: threading.Event) -> None:
     http = HTTPOptions(host=options.host, port=options.port)
-    serve.start(http_options=http, proxy_location="HeadOnly")
     target = serve.RunTarget(app(options), name=NAME, route_prefix="/")
     try:
+        serve.start(http_options=http, proxy_location="HeadOnly")
         serve.run_many([target], wait_for_applications_running=False)
         while (service := serve.status().applications[NAME]).status not in STARTED:
             if ended.wait(0.2):
                 raise KeyboardInterrupt
     except Exception as error:
-        raise RequestFailed(f"The service did not start: {str(error)[:400]}") from error
+        reason = str(error).strip().splitlines()[-1:]  # Ray's begin with a traceback
+        raise RequestFailed(f"The service did not start: {''.join(reason)[:400]}") from error
     if service.status == "DEPLOY_FAILED":
         # Serve's report of a replica that did not start is mostly traceback.
         parts = [*service.deployments.values(), service]
