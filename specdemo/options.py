@@ -144,7 +144,8 @@ def wrong_parameter(
     else:
         kinds = " or ".join(filter(None, wanted))
         reason = f"it must be {kinds}" if kinds else _plain(here[0]["msg"])
-        message = f"{name} is {shown_json(here[0]['input'])}; {reason}."
+        value = max(here, key=lambda finding: len(finding["loc"]))["input"]
+        message = f"{name} is {shown_json(value)}; {reason}."
     return BadInput(message, place[0][:100] if place else None, CODES.get(kind))
 
 
@@ -164,18 +165,26 @@ def _place(finding: ErrorDetails, value: Any) -> list[str]:
 
 
 MAX_SHOWN = 100  # characters
-_repr = reprlib.Repr()
-_repr.maxstring = 60
+
+
+class _JsonRepr(reprlib.Repr):
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+
+_repr, _json_repr = reprlib.Repr(), _JsonRepr()
+_repr.maxstring = _json_repr.maxstring = 60
 
 
 def shown_json(value: object) -> str:
-    """As `shown`, of a value in JSON."""
-    words = {None: "null", True: "true", False: "false"}
-    simple = value is None or isinstance(value, bool)
-    return words[value] if simple else shown(value)  # type: ignore[index]
+    """As `shown`, with JSON's words for nothing, true and false."""
+    return shown(value, _json_repr)
 
 
-def shown(value: object) -> str:
+def shown(value: object, words: reprlib.Repr = _repr) -> str:
     """The beginning of a value, for a message, in a time that does not grow with the value."""
-    text = _repr.repr(value)
+    text = words.repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

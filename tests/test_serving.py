@@ -500,7 +500,7 @@ def test_harmless_parameters_are_accepted_and_named_in_the_reference(client, com
         with pytest.raises(openai.BadRequestError, match=f"{name} is 'other'; this server takes"):
             chat(client, extra_body={name: "other"})
     for name, other in (("functions", "tools"), ("grammar", "response_format")):
-        with pytest.raises(openai.BadRequestError, match=f"this server takes only .*, use {other}"):
+        with pytest.raises(openai.BadRequestError, match=f"this server takes only .*; use {other}"):
             chat(client, extra_body={name: ["x"]})
     for name in ("reasoning_effort", "verbosity"):
         with pytest.raises(openai.BadRequestError, match=f"{name} is 'silly'; it must be"):
@@ -548,7 +548,7 @@ REFUSED = [
     ("tool_choice", "'any'; it must be 'none', 'auto' or 'required'.", {"tool_choice": "any"}),
     ("chat_template_kwargs", "is 'x'; it must be an object.", {"chat_template_kwargs": "x"}),
     ("suffix", "unsupported_parameter", {"suffix": "x"}),
-    ("min_tokens", "is 5; this server takes only 0, so leave it out.", {"min_tokens": 5}),
+    ("min_tokens", "is 5; this server takes only 0; leave it out.", {"min_tokens": 5}),
     ("messages", "messages is null; it must be a list.", {"messages": None}),
     ("messages", VALUE, {"messages": []}),
     ("messages", ".0.content.0.type is 'image_url'; it must be 'text'.", {"messages": [IMAGE]}),
@@ -571,7 +571,8 @@ REFUSED = [
     ("prompt", "prompt.0", {"prompt": [[-1]]}),
     ("prompt", "prompt.0", {"prompt": [1, "a"]}),
     ("prompt", "prompt.0", {"prompt": [["a"]]}),
-    ("prompt", "prompt.0", {"prompt": [None]}),
+    ("prompt", "prompt.0 is null; it must be", {"prompt": [None]}),
+    ("functions", "functions is [null, true]; this", {"functions": [None, True]}),
 ]
 
 

@@ -42,7 +42,9 @@ TOKENS = 64  # of the longest answer
     help="A further draft to race, such as one that `train-draft` made; may be repeated.",
 )
 @click.option("--weight-format", type=click.Choice(get_args(WeightFormat)), default="auto")
-@click.option("--limit", type=click.IntRange(1), default=8, help="Built-in prompts to race.")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", default=8, help="Built-in prompts to race."
+)
 @json_option
 def tune(
     pair: str,

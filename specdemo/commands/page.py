@@ -30,7 +30,7 @@ ON_SPACE = "SPACE_ID" in os.environ
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class PageOptions(ServerOptions):
     no_fetch: bool = option(
-        False, "answer with a pair that is here; without this a Dolly pair is fetched meanwhile"
+        False, "fetch no Dolly pair while the embedded pair answers, as is done without --pair"
     )
     host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
     port: Port = option(7860, "port to listen on")

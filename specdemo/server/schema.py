@@ -137,8 +137,8 @@ class CommonRequest(Strict):
         for name in DEFAULTS.keys() - cls.model_fields.keys():
             if value.get(name) not in (None, *DEFAULTS[name]):
                 default, wrong = json.dumps(DEFAULTS[name][0]), shown_json(value[name])
-                advice = f"use {INSTEAD[name]}" if name in INSTEAD else "so leave it out"
-                message = f"{name} is {wrong}; this server takes only {default}, {advice}."
+                advice = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
+                message = f"{name} is {wrong}; this server takes only {default}; {advice}."
                 raise BadInput(message, name, "unsupported_parameter")
         dropped = {*DEFAULTS, *IGNORED} - cls.model_fields.keys()
         unset = {name for name, default in UNSET.items() if value.get(name) == default}

@@ -47,7 +47,7 @@ class ServerOptions(ModelChoice):
         "whether strangers share this server; what loads or compiles models (pair, device, KV "
         "cache, numerics) is then only its owner's choice",
         off="private",
-        unset="shared on a Space, with --share, or where --host is not this machine's own address",
+        unset="shared on a Space, with --share (page), or where --host is not a loopback address",
     )
     allowed_host: tuple[HostName, ...] = option(
         (), "a further name that the server is reached by; '*' for any"

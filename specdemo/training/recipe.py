@@ -17,7 +17,7 @@ class TrainSettings:
 
     target: Line = option(
         MISSING,
-        "the model to draft for: a pair's name, a folder or a Hub repository",
+        "the model to draft for: a pair's name, or a model as `run` takes it",
         metavar="PAIR_OR_MODEL",
     )
     out: Path = option(
