@@ -294,7 +294,7 @@ class Engine:
 
             bound = half = free // 2
             if self._cache_mb is not None:
-                bound = min(self._cache_mb * 1_000_000, free)
+                bound = min(self._cache_mb * 1_000_000, half if draft else free)
             room = fitting(max(bound, half)) - (2 + states(0)) * size
             # The states along a prompt may take as much memory as its keys and values.
             self._limit_context(room // 2 if states(0) else room, free, model)

@@ -264,8 +264,8 @@ def _start(options: ServeOptions, ended: threading.Event) -> None:
             if ended.wait(0.2):
                 raise KeyboardInterrupt
     except Exception as error:
-        reason = str(error).strip().splitlines()[-1:]  # Ray's begin with a traceback
-        raise RequestFailed(f"The service did not start: {''.join(reason)[:400]}") from error
+        *_, last = str(error).strip().split("\n")  # Ray's begin with a traceback
+        raise RequestFailed(f"The service did not start: {last[:400]}") from error
     if service.status == "DEPLOY_FAILED":
         # Serve's report of a replica that did not start is mostly traceback.
         parts = [*service.deployments.values(), service]

@@ -29,7 +29,7 @@ def service(**replicas):
 
 def wait_for(url: str, replicas: int) -> None:
     until = time.monotonic() + PATIENCE
-    while httpx.get(f"{url}/health").json().get("replicas") != replicas:
+    while httpx.get(f"{url}/health", timeout=PATIENCE).json().get("replicas") != replicas:
         assert time.monotonic() < until, f"there were not {replicas} replicas"
         time.sleep(0.3)
 
