@@ -198,13 +198,13 @@ def test_a_race_gives_an_answer_with_its_comparison(toy):
     assert answer.identical and len(answer.baseline.tokens) == len(answer.tokens) == 14
     # The last 13 tokens: 7 rounds, of which the last drafts nothing, for 13 forwards.
     assert answer.speedup == pytest.approx(0.13 / 0.077)
-    assert answer.speedup_range == pytest.approx((answer.speedup, answer.speedup))
+    assert answer.verdict.interval == pytest.approx((answer.speedup, answer.speedup))
     assert "1.69x in this race; at least 6 decide" in answer._repr_html_()
     assert len(Pipeline(toy).race("one two three", repeat=9.0).repeats) == 24
     races = [at_pace(answer, 1.0, slow) for slow in (1.5, 1.2, 1.8)]
-    assert on_show(races).speedup_range == pytest.approx((1.2, 1.8))
+    assert on_show(races).verdict.interval == pytest.approx((1.2, 1.8))
     alone = Pipeline(toy).generate("one two three")
-    assert (alone.identical, alone.speedup, alone.speedup_range) == (None, None, None)
+    assert (alone.identical, alone.speedup, alone.verdict) == (None, None, None)
 
 
 @pytest.mark.parametrize(

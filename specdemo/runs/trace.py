@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
+from specdemo.machine.terminal import counted
 from specdemo.pairs.registry import PairInfo
 from specdemo.runs.display import Curve, notebook_html, wall_clock
 from specdemo.runs.judge import PairedRuns, Verdict, judge, starved
@@ -82,7 +83,7 @@ def _disturbance(compiling: bool, others: int, share: float) -> str:
     if compiling:
         return COMPILING
     if others:
-        return f"{others} other request{'s' if others > 1 else ''} ran beside it"
+        return f"{counted(others, 'other request')} ran beside it"
     return starved(share)
 
 
@@ -197,12 +198,6 @@ class Trace:
         """The verdict of its races, None without a baseline."""
         pairs = [pair for pair in self.pairs if pair.why != WATCHED]
         return judge(pairs) if pairs else None
-
-    @property
-    def speedup_range(self) -> tuple[float, float] | None:
-        """The interval of the verdict: where the median speed-up of many races lies. None if none
-        counts."""
-        return verdict.interval if (verdict := self.verdict) and verdict.races else None
 
     def _repr_html_(self) -> str:
         """The answer in a notebook: tokens coloured by kind, and the figures."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import predicted_speedups, step_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
+from specdemo.machine.terminal import counted
 from specdemo.pairs.sources import EMBEDDED_DRAFT
 from specdemo.runs.judge import Verdict, times
 from specdemo.runs.saved_run import MAX_RATE
@@ -60,9 +61,11 @@ def verdict(trace: Trace) -> dict[str, Any]:
     result = trace.verdict
     if stopped or result is None:
         pace = f", {summary.tokens_per_second:.0f} tokens/s after the first"
-        words = f"{_count(summary.tokens, 'token')}{pace if summary.decoded else ''}; {acceptance}."
+        words = (
+            f"{counted(summary.tokens, 'token')}{pace if summary.decoded else ''}; {acceptance}."
+        )
         headline = "Stopped" if stopped else "Nothing to compare"
-        return _words("neutral", headline, sentence=words)
+        return _words("neutral", headline, sentence=f"{words}; {acceptance}.")
     notes = _notes(trace)
     told = _result(trace, result)
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
@@ -100,7 +103,7 @@ def _result(trace: Trace, result: Verdict) -> dict[str, Any]:
     if not summary.drafted:
         return _words("neutral", "Nothing was drafted", "so both runs do the same work")
     if f"{seconds:.2f}" == f"{baseline:.2f}" and seconds < SHORT_SECONDS:
-        return _words("neutral", "Too short to matter", _count(summary.tokens, "token"))
+        return _words("neutral", "Too short to matter", counted(summary.tokens, "token"))
     if not result.races:
         busy = "busy machine" if result.why.startswith(BUSY) else result.why
         figure = f"about {summary.speedup or 0.0:.1f}x"
@@ -120,10 +123,10 @@ def _pace(trace: Trace) -> str:
     summary = summarize(trace)
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
     baseline_decoded = summary.baseline_decoded or 0
-    words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
+    words = f"{counted(summary.tokens, 'token')} in {seconds:.2f} s instead of "
     if summary.decoded != baseline_decoded:  # two texts: seconds saved would compare their lengths
         each, other = seconds / summary.decoded, baseline_seconds / baseline_decoded
-        words += f"{_count(baseline_decoded + 1, 'token')} in {baseline_seconds:.2f} s"
+        words += f"{counted(baseline_decoded + 1, 'token')} in {baseline_seconds:.2f} s"
         return f"{words}: {1000 * each:.0f} ms a token instead of {1000 * other:.0f} ms"
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s "
@@ -136,7 +139,7 @@ def _notes(trace: Trace) -> list[str]:
     if repeats_itself(trace.token_ids):
         notes.append(LOOP)
     if trace.finish_reason in CUTS:
-        notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
+        notes.append(CUTS[trace.finish_reason].format(counted(summary.tokens, "token")))
     result = trace.verdict
     if not (result and result.races):  # the headline has the reason
         bound = summary.tokens_per_round
@@ -153,7 +156,7 @@ def _notes(trace: Trace) -> list[str]:
             f"{cost:.2f} tokens of the baseline."
         )
     reasons = Counter(pair.why for pair in trace.pairs if pair.why not in ("", WATCHED))
-    return notes + [f"{_count(n, 'race')} not counted: {why}." for why, n in reasons.items()]
+    return notes + [f"{counted(n, 'race')} not counted: {why}." for why, n in reasons.items()]
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:
@@ -167,10 +170,6 @@ def repeats_itself(tokens: Sequence[int]) -> bool:
         if sum(repeated) >= LOOP_TOKENS:
             return True
     return False
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" + ("" if number == 1 else "s")
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
@@ -188,7 +187,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     ratio, low, high = (each / step for each in (several.seconds, several.low, several.high))
     comparable = ratio >= 1 - DISAGREEING  # reading more tokens cannot take less time
     length = f"{ratio:.1f}x as long" if ratio >= 1.05 else "as long"
-    spread = _count(several.rounds, "such step")
+    spread = counted(several.rounds, "such step")
     if several.rounds > 3:
         spread = f"half of {spread} took {low:.1f}x to {high:.1f}x"
     measured = result.speedup if (result := trace.verdict) and result.races else figures.speedup
@@ -274,7 +273,7 @@ def queue_place(waiting: Waiting) -> str:
     """A request's place in the queue and its expected wait, as one line."""
     if waiting.place == 0:
         return "Compiling the models for this machine, so that both runs are timed at their best"
-    line = f"In the queue, {_count(waiting.place - 1, 'request')} ahead"
+    line = f"In the queue, {counted(waiting.place - 1, 'request')} ahead"
     return line if waiting.seconds is None else f"{line}; about {max(1, round(waiting.seconds))} s"
 
 
