@@ -127,7 +127,7 @@ def fake_peer(
     """A peer that answers with these tokens, unless it `fails` for a prompt and its settings."""
     from specdemo.audit.engines import Peer
 
-    def generate(length, prompts, settings):
+    def generate(prompts, settings):
         if any(fails(loaded.tokenizer.decode(ids), settings) for ids in prompts):
             raise ValueError("no reason")
         return [(tokens, seconds) for _ in prompts]

@@ -30,6 +30,13 @@ Conversation = tuple[str, ...]
 Tokens = tuple[int | str, ...]
 """An answer's tokens with the end token: ids, or their texts if an engine does not give ids."""
 
+Answer = Sequence[int | str]
+"""As Tokens, of an engine that may give a list."""
+
+Margins = tuple[float, float] | None
+"""The logit of one token minus that of another: in a forward of one token, and in one of many
+tokens. None if not known."""
+
 Case = tuple[Conversation, Settings]
 Outcomes = dict[Tokens, float]  # the probability of each beginning of an answer
 
@@ -53,9 +60,7 @@ class AuditedEngine:
     parallel = 1  # requests that `generate_many` takes, each with settings of its own
     repeated: Sequence[str] = ()  # messages of calls that failed, and succeeded when repeated
 
-    def generate(
-        self, conversation: Conversation, settings: Settings, speculative: bool
-    ) -> Sequence[int | str]:
+    def generate(self, conversation: Conversation, settings: Settings, speculative: bool) -> Answer:
         """The answer's tokens. Raises RequestFailed."""
         raise NotImplementedError
 
@@ -65,7 +70,7 @@ class AuditedEngine:
             answers = [pool.submit(self.generate, *case, speculative) for case in cases]
             return [tuple(answer.result()) for answer in answers]
 
-    def text(self, tokens: Sequence[int | str]) -> str:
+    def text(self, tokens: Answer) -> str:
         """The text of an answer's tokens, without an end token."""
         return "".join(map(str, tokens))
 
@@ -73,11 +78,8 @@ class AuditedEngine:
         """The length of the prompt, which "context" needs."""
         raise NotImplementedError
 
-    def margins(
-        self, conversation: Conversation, tokens: Tokens, pair: Tokens
-    ) -> tuple[float, float] | None:
-        """The logit of the first token of `pair` minus that of the second after the answer's
-        `tokens`: in a forward of one token, and in one of many tokens. None if not known."""
+    def margins(self, conversation: Conversation, tokens: Tokens, pair: Tokens) -> Margins:
+        """Those of the `pair` after the answer's `tokens`."""
         return None
 
     def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
@@ -106,7 +108,7 @@ class PairEngine(AuditedEngine):
     def prompt_tokens(self, conversation: Conversation) -> int:
         return len(self.prompt(conversation))
 
-    def text(self, tokens: Sequence[int | str]) -> str:
+    def text(self, tokens: Answer) -> str:
         ids = [int(token) for token in tokens]
         return self.loaded.tokenizer.decode([id for id in ids if id not in self.loaded.stop_ids])
 
@@ -138,13 +140,14 @@ LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3
 AUTOREGRESSIVE = "autoregressive"
 LOOKUP_NGRAM = 3
 ALL_OFFERED = frozenset({"sampling", "end", "stop", "schema", "penalties", "context"})
-TimedAnswer = tuple[tuple[int, ...], float]
+Prompts = list[list[int]]
+TimedAnswers = list[tuple[tuple[int, ...], float]]
 """Token ids with the stop token, and the seconds from the first token to the last."""
 
-Generate = Callable[[int | None, list[list[int]], Settings], list[TimedAnswer]]
-"""Answers prompts at once, with this draft length."""
+Generate = Callable[[Prompts, Settings], TimedAnswers]
+"""Answers prompts at once."""
 
-SelfDrafted = Callable[[list[list[int]], Settings], tuple[int, int]]
+SelfDrafted = Callable[[Prompts, Settings], tuple[int, int]]
 """Draft tokens of the answers to these prompts, one at a time, and how many were accepted."""
 
 Logits = Callable[[list[int], list[int], int], np.ndarray]
@@ -181,9 +184,7 @@ class Peer(PairEngine):
     def title(self) -> str:
         return f"{self.name}/{self.method}"
 
-    def answers(
-        self, conversations: Sequence[Conversation], settings: Settings
-    ) -> list[TimedAnswer]:
+    def answers(self, conversations: Sequence[Conversation], settings: Settings) -> TimedAnswers:
         """Answers of requests that are active at once. A call that fails is repeated once. Raises
         RequestFailed with the engine's message."""
         try:
@@ -193,11 +194,10 @@ class Peer(PairEngine):
             self.repeated.append(str(failure))
             return answers
 
-    def _answers(
-        self, conversations: Sequence[Conversation], settings: Settings
-    ) -> list[TimedAnswer]:
+    def _answers(self, conversations: Sequence[Conversation], settings: Settings) -> TimedAnswers:
+        settings = replace(settings, draft_tokens=self.length)
         with self._failures():
-            return self.load()(self.length, list(map(self.prompt, conversations)), settings)
+            return self.load()(list(map(self.prompt, conversations)), settings)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -208,9 +208,7 @@ class Peer(PairEngine):
         except Exception as error:
             raise RequestFailed(f"{self.title} failed: {reason(error)}") from error
 
-    def generate(
-        self, conversation: Conversation, settings: Settings, speculative: bool
-    ) -> Sequence[int | str]:
+    def generate(self, conversation: Conversation, settings: Settings, speculative: bool) -> Answer:
         [answer] = self.generate_many([(conversation, settings)], speculative)
         return answer
 
@@ -219,9 +217,7 @@ class Peer(PairEngine):
         conversations, settings = [conversation for conversation, _ in cases], cases[0][1]
         return [tokens for tokens, _ in way.answers(conversations, settings)]
 
-    def margins(
-        self, conversation: Conversation, tokens: Tokens, pair: Tokens
-    ) -> tuple[float, float] | None:
+    def margins(self, conversation: Conversation, tokens: Tokens, pair: Tokens) -> Margins:
         prompt, ids = self.prompt(conversation), list(map(int, tokens))
         first, second = map(int, pair)
         try:

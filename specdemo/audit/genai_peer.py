@@ -56,10 +56,8 @@ def _load(
     """The seconds of answers are from GenAI's own metrics."""
     ask = _pipeline(loaded, method, properties, backend)
 
-    def generate(
-        length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[engines.TimedAnswer]:
-        result = ask(length, prompts, settings)
+    def generate(prompts: engines.Prompts, settings: Settings) -> engines.TimedAnswers:
+        result = ask(prompts, settings)
         times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
         seconds = (times[-1] - times[0]) / 1e3 if len(times) else 0.0
         return [(tuple(tokens), seconds) for tokens in result.tokens]
@@ -68,7 +66,7 @@ def _load(
 
 
 def _self_draft(
-    loaded: LoadedPair, properties: dict[str, str], prompts: list[list[int]], settings: Settings
+    loaded: LoadedPair, properties: dict[str, str], prompts: engines.Prompts, settings: Settings
 ) -> tuple[int, int]:
     """As `engines.SelfDrafted`."""
     target = engines.require_ir(loaded, "openvino-genai")
@@ -83,7 +81,7 @@ def _self_draft(
         pair = replace(loaded, target=itself, draft=itself, draft_device=loaded.device)
         ask = _pipeline(pair, "speculative", properties, "PA")
         for prompt in prompts:
-            metrics = ask(settings.draft_tokens, [prompt], settings).extended_perf_metrics
+            metrics = ask([prompt], settings).extended_perf_metrics
             accepted += metrics.get_num_accepted_tokens()
             drafted += metrics.get_num_accepted_tokens() + metrics.get_num_rejected_tokens()
     return drafted, accepted
@@ -91,8 +89,8 @@ def _self_draft(
 
 def _pipeline(
     loaded: LoadedPair, method: str, properties: dict[str, str], backend: str
-) -> Callable[[int | None, list[list[int]], Settings], Any]:
-    """A function that gives GenAI's result for prompts and a draft length."""
+) -> Callable[[engines.Prompts, Settings], Any]:
+    """A function that gives GenAI's result for prompts."""
     import openvino_genai as genai
 
     target = engines.require_ir(loaded, "openvino-genai")
@@ -114,7 +112,7 @@ def _pipeline(
     model_files = (str(target.parent), tokenizer) if tokenizer else (str(target.parent),)
     pipeline = genai.LLMPipeline(*model_files, loaded.device, **properties, **options)
 
-    def ask(length: int | None, prompts: list[list[int]], settings: Settings) -> Any:
+    def ask(prompts: engines.Prompts, settings: Settings) -> Any:
         if (settings.stop or settings.json_schema) and tokenizer is None:
             raise engines.NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
         config = genai.GenerationConfig(
@@ -128,8 +126,8 @@ def _pipeline(
             # Without one it takes -1 from a folder without generation_config.json, and refuses it.
             eos_token_id=min(loaded.stop_ids, default=-1),
         )
-        if length is not None:
-            config.num_assistant_tokens = length
+        if settings.draft_tokens is not None:
+            config.num_assistant_tokens = settings.draft_tokens
         if method == "prompt-lookup":
             config.max_ngram_size = engines.LOOKUP_NGRAM
         if settings.json_schema:

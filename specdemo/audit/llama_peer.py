@@ -83,7 +83,7 @@ def _n_max(length: int | None) -> tuple[str, ...]:
 def _of_lengths(server: Callable[..., _Server]) -> engines.Generate:
     """A server for each draft length, which requests cannot change."""
     started_with = cache(lambda length: server(*_n_max(length)))
-    return lambda length, *request: started_with(length)(length, *request)
+    return lambda prompts, settings: started_with(settings.draft_tokens)(prompts, settings)
 
 
 def _gguf_of(model: object) -> Path | None:
@@ -104,9 +104,7 @@ class _Server:
         server = resources.enter_context(started(*options, kind, *more, program=program))
         self._client = httpx.Client(base_url=server.url, timeout=None)
 
-    def __call__(
-        self, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[engines.TimedAnswer]:
+    def __call__(self, prompts: engines.Prompts, settings: Settings) -> engines.TimedAnswers:
         """The seconds are the server's own; it was started with the draft length."""
         [ids] = prompts
         reply = self._answer(ids, settings)
@@ -115,7 +113,7 @@ class _Server:
             tokens.append(min(self._stop_ids))
         return [(tuple(tokens), reply["timings"]["predicted_ms"] / 1e3)]
 
-    def drafted(self, prompts: list[list[int]], settings: Settings) -> tuple[int, int]:
+    def drafted(self, prompts: engines.Prompts, settings: Settings) -> tuple[int, int]:
         """As `engines.SelfDrafted`."""
         timings = [self._answer(ids, settings)["timings"] for ids in prompts]
         drafted, accepted = (

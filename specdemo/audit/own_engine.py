@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdemo.audit.engines import Case, Conversation, Outcomes, PairEngine, messages
+from specdemo.audit.engines import Answer, Case, Conversation, Outcomes, PairEngine, messages
 from specdemo.engine.pair_files import Checkpoint
 from specdemo.engine.request import next_token
 from specdemo.pairs.loading import LoadedPair
@@ -34,9 +34,7 @@ class OwnEngine(PairEngine):
         self.facts = {"numerics": session.info.numerics_found}
         self.context_limit = session.context_limit
 
-    def generate(
-        self, conversation: Conversation, settings: Settings, speculative: bool
-    ) -> Sequence[int | str]:
+    def generate(self, conversation: Conversation, settings: Settings, speculative: bool) -> Answer:
         settings = replace(settings, drafter=self._drafter if speculative else "none")
         return trace_of(self._session.ask(Question(messages(conversation), settings))).token_ids
 

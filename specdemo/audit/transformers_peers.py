@@ -82,8 +82,8 @@ class _Models:
             )
 
     def answers(
-        self, method: str, length: int | None, prompts: list[list[int]], settings: Settings
-    ) -> list[engines.TimedAnswer]:
+        self, method: str, prompts: engines.Prompts, settings: Settings
+    ) -> engines.TimedAnswers:
         """The seconds begin after the first round, but its tokens count. This favours the peer."""
         import torch
 
@@ -102,11 +102,11 @@ class _Models:
         if method == "speculative":
             options["assistant_model"] = self.draft
             config = self.draft.generation_config
-            config.num_assistant_tokens = length
+            config.num_assistant_tokens = settings.draft_tokens
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
         elif method == "prompt-lookup":
-            options["prompt_lookup_num_tokens"] = length
+            options["prompt_lookup_num_tokens"] = settings.draft_tokens
             options["max_matching_ngram_size"] = engines.LOOKUP_NGRAM
         torch.manual_seed(settings.seed)
         tokens = torch.tensor([ids], device=self.target.device)
