@@ -432,8 +432,7 @@ def test_a_benchmark_repeats_its_prompts_in_three_turns(served):
     decision = last["report"]["decision"]
     assert decision["sentence"].startswith("Use drafts here (draft model, draft length 1): 1.74x")
     assert [row["users"] for row in decision["users"]][:2] == [1, 2]
-    assert last["decision"] == {name: decision[name] for name in last["decision"]}
-    assert last["decision"]["headline"].startswith("Yes: 1.74x, ")
+    assert decision["headline"].startswith("Yes: 1.74x, ")
     rows = last["report"]["rows"]
     assert len(rows) == 10
     for row in rows[2:]:

@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from specdemo.runs.session import Session
     from specdemo.server.page.service import LimitedSession
 
-NOTHING: dict[str, Any] = {
-    "headline": "",
-    "sentence": "",
-    "command": "",
-    "estimates": None,
-}  # is decided
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, TURNS = 60.0, 3  # no turn is begun after so many seconds
 USERS_SECONDS = 40.0  # of measurements of several users at once
@@ -128,23 +122,21 @@ def decided(
 
 
 def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The sentence of a report, the `decision`, the `charts` (drawn if they are not given), and the
-    report."""
+    """The sentence of a report, the `charts` (drawn if they are not given), and the report."""
     pair = report["pair"]
     sentence = f"{pair['target']}, draft: {draft_of(PairInfo(**pair))}, on {report['machine']}; "
     sentence += f"temperature {report['settings']['temperature']:g}."
-    decision = report.get("decision") or NOTHING
+    decision = report.get("decision")
     rows = [row for row in report["rows"] if "paper" not in row]
-    if rows and not decision["headline"]:
+    if rows and not decision:
         pairs = [PairedRuns(row["speedup"], row.get("why", "")) for row in rows]
         sentence = f"{judge(pairs, 'prompt').sentence} {sentence}"
     if charts is None:
-        drawn = [by_acceptance(decision["estimates"])] if decision["estimates"] else []
+        drawn = [by_acceptance(decision["estimates"])] if decision and decision["estimates"] else []
         drawn += [wall_clock(report["lengths"])] if report["lengths"] else []
         drawn += [by_prompt(report["rows"])] if report["rows"] else []
         charts = [as_data(chart) for chart in drawn]
-    told = {name: decision[name] for name in NOTHING}
-    return {"sentence": sentence, "decision": told, "charts": charts, "report": report}
+    return {"sentence": sentence, "charts": charts, "report": report}
 
 
 def recorded() -> dict[str, Any]:

@@ -222,7 +222,7 @@ export const mountBenchmark = async (root, values) => {
   const show = (report, chart = true) => {
     shown = report;
     say(find("bench-sentence"), shown.sentence);
-    const { headline, sentence, command, estimates } = shown.decision;
+    const { headline = "", sentence = "", command = "", estimates = null } = shown.report.decision ?? {};
     for (const [name, text] of Object.entries({ decision: headline, reasons: sentence, command })) say(find(name), text);
     say(find("copied"), "");
     find("copy").hidden = !command;
@@ -265,7 +265,8 @@ export const mountBenchmark = async (root, values) => {
     stream("benchmark", values(), receive);
   };
   find("bench-stop").onclick = stop;
-  find("copy").onclick = () => navigator.clipboard?.writeText(shown.decision.command).then(() => say(find("copied"), "Copied."));
+  find("copy").onclick = () => navigator.clipboard?.writeText(shown.report.decision.command)
+    .then(() => say(find("copied"), "Copied."));
   addExports(find("exports"), "specdemo-bench", { nodes: () => [...charts.children],
     lines: () => [shown.sentence], rows: () => [HEAD, ...shown.report.rows.map(cells)], report: () => shown.report });
   show(recorded);
