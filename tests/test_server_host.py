@@ -114,7 +114,7 @@ def test_a_visitor_who_stops_while_a_pair_is_loaded_reads_so(loading):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_api_loads_a_damaged_model_again(monkeypatch, fails):
+def test_the_api_loads_a_damaged_model_again_and_logs_why(monkeypatch, fails, caplog):
     """If that fails, the next request tries once more."""
     damaged, again = ToySession(), ToySession()
     error = DamagedModel("openvino_model.bin changed.")
@@ -134,6 +134,7 @@ def test_the_api_loads_a_damaged_model_again(monkeypatch, fails):
 
     with pytest.raises(DamagedModel):
         asyncio.run(ask())
+    assert "loaded again: openvino_model.bin changed" in caplog.text
     until(lambda: damaged.closed and backend.state.kind == ("failed" if fails else "ready"))
     if fails:
         with pytest.raises(NotReady, match="No network"):

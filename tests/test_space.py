@@ -3,6 +3,7 @@ and once the whole way in a browser."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import python
@@ -20,10 +22,11 @@ from toy_session import ToySession
 
 from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
-from specdemo.machine import disk, hardware
+from specdemo.machine import disk, hardware, terminal
 from specdemo.machine.terminal import Meter, watched
 from specdemo.pairs import embedded, hub, registry
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs import session
 from specdemo.server.page.model_menu import AUTO, ModelMenu
 from specdemo.server.page.service import Service
 
@@ -214,6 +217,23 @@ def test_work_that_is_watched_shows_how_far_it_is_until_it_ends():
         begun.wait()
         threading.Timer(0.1, go.set).start()
     assert reports == [0, 100, 100, "its end"]
+
+
+def test_while_models_are_compiled_no_time_left_is_promised(monkeypatch):
+    """The memory that is taken grows late: 15 seconds before the end 95 were promised."""
+    compiled, lines, numbers = threading.Event(), [], itertools.count(0, 10)
+
+    def report(progress):
+        lines.append(progress.line)
+        if len(lines) > 1:
+            compiled.set()
+
+    monkeypatch.setattr(terminal, "monotonic", numbers.__next__)
+    monkeypatch.setattr(session.hardware, "own_bytes", numbers.__next__)
+    monkeypatch.setattr(session.pair_files, "weights_size", lambda _: 1000)
+    monkeypatch.setattr(session, "Session", lambda *_: compiled.wait(30))
+    session.compiled_session(Mock(), report)
+    assert len(lines) > 1 and not any("left" in line or "/s" in line for line in lines)
 
 
 # The whole way

@@ -265,9 +265,10 @@ def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Ses
     def show(progress: Progress) -> None:
         copied = progress.done == progress.total
         exact = Progress(f"Checking that answers of {target} are exact here")
-        report(exact if copied else progress)
+        report(exact if copied else replace(progress, rate=0.0))
 
-    # The compiled model is a copy of the weights, so the memory taken is the progress.
+    # The compiled model is a copy of the weights, so the memory taken is the progress. It
+    # grows too unevenly to tell the time left.
     weights = pair_files.weights_size(loaded.target)
     meter = Meter(show, f"Compiling {target} for this processor", weights)
     with watched(meter, lambda: max(hardware.own_bytes() - before, 0)):

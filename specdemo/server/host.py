@@ -3,6 +3,7 @@ and reports health and metrics. The page and the API are built on it."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from specdemo.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ class Host:
         try:
             yield session
         except DamagedModel as error:
+            log.warning(f"The models are loaded again: {error}")
             with self._changed:
                 if self._in_memory is ready:
                     self._in_memory = State(pair, str(error), session, "failed")
