@@ -9,14 +9,7 @@ from typing import get_args
 
 import click
 
-from specdemo.commands.shared import (
-    completing,
-    json_option,
-    load_pair,
-    options_of,
-    sectioned,
-    write_report,
-)
+from specdemo.commands import shared
 from specdemo.errors import RequestFailed, naming
 from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.machine.terminal import Progress, Report, progress_bar
@@ -26,26 +19,26 @@ from specdemo.training.recipe import TrainSettings
 TOKENS = 64  # of the longest answer
 
 
-@sectioned()
+@shared.sectioned()
 @click.argument(
     "pair",
     metavar="PAIR_OR_MODEL",
     help="A pair, or a model as `run` takes it.",
-    shell_complete=completing("pair"),
+    shell_complete=shared.completing("pair"),
 )
 @click.option(
     "--assistant-model",
     "drafts",
     multiple=True,
     metavar="DIR_OR_REPO",
-    shell_complete=completing("model"),
+    shell_complete=shared.completing("model"),
     help="A further draft to race, such as one that `train-draft` made; may be repeated.",
 )
 @click.option("--weight-format", type=click.Choice(get_args(WeightFormat)), default="auto")
 @click.option(
     "--limit", type=click.IntRange(1), metavar="N", default=8, help="Built-in prompts to race."
 )
-@json_option
+@shared.json_option
 def tune(
     pair: str,
     drafts: tuple[str, ...],
@@ -71,7 +64,7 @@ def tune(
         decision = f"{pair} drafts by {_named(tuned.winner)} from now on."
     tables = {f"{pair} on {machine}": rows, decision: []}
     figures = {"machine": machine, "pair": pair, "winner": None if uncounted else tuned.winner}
-    write_report(figures | dataclasses.asdict(tuned), json_file, tables)
+    shared.write_report(figures | dataclasses.asdict(tuned), json_file, tables)
     if uncounted:
         raise RequestFailed(
             f"With {_named(uncounted.draft)} no race counts ({uncounted.verdict.rstrip('.')}), so "
@@ -103,7 +96,7 @@ def race_drafts(
         def tell(step: Progress, subject: str = subject) -> None:
             report(Progress(f"{subject}: {step.text}"))
 
-        with Session(load_pair(replace(choice, assistant_model=draft))) as session:
+        with Session(shared.load_pair(replace(choice, assistant_model=draft))) as session:
             figures = bench(session, raced, settings, users=False, report=tell)
             step = session.engine.draft_step
         summary = figures.summary
@@ -124,7 +117,7 @@ def _named(draft: str) -> str:
 
 
 @click.command()
-@options_of(TrainSettings, "settings", variables=False)
+@shared.options_of(TrainSettings, "settings", variables=False)
 def train_draft(settings: TrainSettings) -> None:
     from specdemo.training import steps
 

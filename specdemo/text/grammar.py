@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
-from specdemo.errors import BadInput, MissingPackage
+from specdemo.errors import BadInput
 from specdemo.machine.threads import ShortestFirst
 from specdemo.options import shown
 from specdemo.text.schemas import json_grammar, require_size, styled
@@ -34,15 +34,11 @@ Start = Callable[[], Constraint]
 
 class Grammars:
     """Compiles grammars for one tokenizer, the shortest first (thread safe). Takes 0.3 s for 49,000
-    tokens. Raises MissingPackage, or BadInput without `stop_ids`."""
+    tokens. Raises BadInput without `stop_ids`."""
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Iterable[int]):
-        try:
-            import llguidance
-        except ImportError:
-            raise MissingPackage(
-                "JSON schemas and tools need the package llguidance: run `pip install llguidance`."
-            ) from None
+        import llguidance
+
         self._library = llguidance
         self.stops = sorted(stop_ids)
         if not self.stops:
