@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,22 @@ def test_a_cost_that_a_faster_forward_disproves_is_not_kept():
     assert not costs.lasting[0], "the next start measures again"
     costs.record(1, 0.0228)
     assert costs.forward(1) < 0.0005, "other work makes single forwards longer"
+
+
+@pytest.mark.parametrize(
+    "disturbed", [lambda rng: rng.choice((1, 2.5)), lambda rng: rng.paretovariate(3)]
+)
+def test_costs_keep_their_scale_through_hours_on_a_busy_machine(disturbed):
+    """Also of sizes that do not occur; and a size that was measured wrong is corrected."""
+    costs, rng = known_costs(STEPPED | {3: 1.3 * STEPPED[3]}), random.Random(0)
+    costs.lasting = STEPPED, 0.0
+    for _ in range(20_000):
+        size = rng.choice((1, 1, 2, 3, 8))
+        costs.record(size, STEPPED[size] * disturbed(rng))
+    for size in (1, 2, 3, 8):
+        ratio = costs.forward(size) / costs.forward(16)
+        assert ratio == pytest.approx(STEPPED[size] / STEPPED[16], rel=0.25)
+    assert costs.lasting[0], "quiet moments between others disprove nothing"
 
 
 def test_each_row_costs_more_the_longer_its_context():

@@ -234,7 +234,9 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(op
     expect(page.locator(".sd-who")).to_contain_text("target model itself")
     assert trace["verdict"]["sentence"]
     expect(page.locator(".sd-cost-sentence")).not_to_be_empty()
-    expect(page.locator(".sd-predicted")).not_to_have_text("-")
+    # A prediction that the race belies, as on a busy machine, is not shown.
+    said = page.locator(".sd-prediction").is_visible()
+    assert (tab.text(".sd-predicted") != "-") == said
 
     # An example runs, and answers as JSON until its chip is removed.
     tab.run("As JSON: a novel of the sea")

@@ -3,6 +3,8 @@ target. Knows no models and no token ids."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 LARGEST = 16  # tokens. Costs of larger forwards, which several requests share, are extrapolated.
@@ -22,8 +24,10 @@ class CostModel:
 
     T and A come from `learn`, and each forward corrects T. The `level` (present seconds by learnt
     seconds) scales both and follows quickly; it is 0 before the first forward if T is a guess (not
-    `measured`). `lasting` are T and A as measured undisturbed, for later starts: corrections of a
-    busy hour would mislead. A forward of less than half of the expected time disproves them."""
+    `measured`). What all sizes that are used have in common is the level's alone, so in the long
+    run T keeps its scale, also for sizes that are not used. `lasting` are T and A as measured
+    undisturbed, for later starts: corrections of a busy hour would mislead. A forward of less than
+    half of the learnt time disproves them."""
 
     def __init__(self) -> None:
         self.lasting: tuple[dict[int, float], float] = {}, 0.0
@@ -39,7 +43,7 @@ class CostModel:
         self.measured = True
         self.seconds = _of_every_size(seconds)
         self.attention = attention
-        self.level = 1.0
+        self.level, self._common = 1.0, 0.0
 
     def record(self, tokens: int, seconds: float, attended: int = 0) -> None:
         """A forward of `tokens` tokens took `seconds`. `attended` adds up the context tokens of all
@@ -51,15 +55,17 @@ class CostModel:
         measured = max(seconds - attended * self.attention * self.level, seconds / 4)
         level = self.level or measured / expected
         if seconds < level * expected / 2:
-            # Other work makes forwards longer, and nothing shorter: what was learnt is wrong.
-            self.lasting = {}, 0.0
-            level = seconds / expected
+            level = seconds / expected  # other work makes forwards longer, and nothing shorter
+            if level < 0.5:
+                self.lasting = {}, 0.0  # what was learnt is wrong
         # The level first; a single measurement counts as at most twice it.
         ratio = min(measured / expected, level * 2)
         self.level = level + LEVEL_RATE * (ratio - level)
-        # What the level does not explain corrects T.
+        # What the level does not explain corrects T, less the mean of such changes.
         rate = SHAPE_RATE if self.measured else LEVEL_RATE
-        self.seconds[tokens] += rate * expected * (ratio / self.level - 1)
+        change = rate * (ratio / self.level - 1)
+        self.seconds[tokens] *= math.exp(change - self._common)
+        self._common += rate * (change - self._common)
 
     def forward(self, tokens: int, context: int = 0) -> float:
         """Seconds of a forward of `tokens` tokens, each after `context` tokens."""
