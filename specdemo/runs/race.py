@@ -46,18 +46,16 @@ def _rejections(rounds: Sequence[Round]) -> Iterator[tuple[object, Round]]:
 
 def _repeat(race: Trace) -> Repeat:
     assert race.baseline
-    rounds, tokens = race.rounds, race.baseline.tokens
-    times = tuple(round_.shown_at - rounds[0].shown_at for round_ in rounds)
-    baseline_times = tuple(token.shown_at - tokens[0].shown_at for token in tokens)
+    (times, tokens), (baseline_times, _) = (curves[0] for curves in race.curves.values())
     return Repeat(
         seconds=times[-1],
         baseline_seconds=baseline_times[-1],
         shared_with=max(race.shared_with, race.baseline.shared_with),
         compiling=race.compiling,
         watched=race.watched,
-        times=times,
-        tokens=tuple(accumulate(len(round_.tokens) for round_ in rounds)),
-        baseline_times=baseline_times,
+        times=tuple(times),
+        tokens=tuple(tokens),
+        baseline_times=tuple(baseline_times),
         share=min(race.share, race.baseline.share),
     )
 

@@ -16,6 +16,7 @@ from ..prefixes import PrefixCache
 from ..rounds import Proposal, Source
 from ..sampling import Sampling
 
+Reading = Generator[Forward, Reply, None]
 Step = Generator[Forward, Reply, tuple[Proposal | None, float]]
 
 
@@ -48,9 +49,7 @@ class TokenDrafter:
     def close(self, source: DraftSource, text: list[int]) -> None:
         """The request has ended; the target has read the tokens `text`."""
 
-    def read_prompt(
-        self, tokens: tuple[int, ...], end: int, states: np.ndarray
-    ) -> Generator[Forward, Reply, None]:
+    def read_prompt(self, tokens: tuple[int, ...], end: int, states: np.ndarray) -> Reading:
         """Read the target's `states` of those prompt `tokens` that end at position `end`."""
         yield from ()
 

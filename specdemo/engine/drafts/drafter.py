@@ -11,7 +11,7 @@ from ..constraint import AllowedTokens, Mask, forced, wait
 from ..forwards import PREFILL_CHUNK, Forward, Reply
 from ..policy import EXPLORE_ROUNDS, Policy, RoundPlan
 from ..rounds import Draft, Proposal
-from .draft_sources import TokenDrafter
+from .draft_sources import Reading, TokenDrafter
 
 
 class AdaptiveDrafter:
@@ -37,9 +37,7 @@ class AdaptiveDrafter:
         self._proposed: list[tuple[int | None, list[Proposal]]] = []
         """The last draft, whether verified or not: each token, and what the sources proposed."""
 
-    def read_prompt(
-        self, tokens: tuple[int, ...], end: int, states: np.ndarray
-    ) -> Generator[Forward, Reply, None]:
+    def read_prompt(self, tokens: tuple[int, ...], end: int, states: np.ndarray) -> Reading:
         for drafter in self.drafters:
             yield from drafter.read_prompt(tokens, end, states)
 

@@ -1,15 +1,13 @@
 """The drafters of EAGLE-3 heads (arXiv 2503.01840) and of models' own prediction layers, which have
 a KV cache of their own."""
 
-from collections.abc import Generator
-
 import numpy as np
 
 from ..cost_model import LARGEST
-from ..forwards import PREFILL_CHUNK, Forward, Reply, Run
+from ..forwards import PREFILL_CHUNK, Forward, Run
 from ..prefixes import common
 from ..rounds import Source
-from .draft_sources import DraftRequest, DraftSource, TokenDrafter
+from .draft_sources import DraftRequest, DraftSource, Reading, TokenDrafter
 from .model_drafters import HeadDrafter
 
 
@@ -40,9 +38,7 @@ class EagleDrafter(HeadDrafter):
         pays &= self.costs.forward(size) <= plan.reading_seconds
         self._reads_prompt = pays or plan.fixed is not None
 
-    def read_prompt(
-        self, tokens: tuple[int, ...], end: int, states: np.ndarray
-    ) -> Generator[Forward, Reply, None]:
+    def read_prompt(self, tokens: tuple[int, ...], end: int, states: np.ndarray) -> Reading:
         """Write the rows of those prompt `tokens` before position `end` that have `states` and a
         token after them."""
         if not self._reads_prompt:
