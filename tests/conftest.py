@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import openvino as ov
 import pytest
 from filelock import FileLock
 from hub_server import Hub
@@ -39,6 +40,15 @@ from specdemo.text.tokenizer import Tokenizer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    # OpenVINO binds its threads to cores, in every worker to the same ones, where they would wait
+    # for each other. It looks for cores once, and finds this worker's share.
+    cores = os.sched_getaffinity(0)
+    share = sorted(cores)[int(worker[2:]) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    os.sched_setaffinity(0, share or cores)
+    ov.Core().get_property("CPU", "INFERENCE_NUM_THREADS")
+    os.sched_setaffinity(0, cores)
 
 SLOW_FIXTURES = {"application", "browser", "embedded_pair", "one_thread"}
 SLOW_FIXTURES |= {"served", "server", "serving", "tiny_file", "tiny_home"}

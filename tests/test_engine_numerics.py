@@ -10,6 +10,7 @@ import re
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import pairwise, product
 from time import perf_counter
 
@@ -89,18 +90,22 @@ def test_forwards_of_every_size_up_to_the_measured_one_give_the_same_bits(measur
         assert np.array_equal(in_pieces(model, size, 64), reference), size
 
 
+def bits_after(model, size: Callable[[], int], decoded: bool = False) -> bytes:
+    """Logits of four tokens after a text that is read in pieces of `size`."""
+    text = text_of(model, 400)
+    with model.new_sequence() as sequence:
+        while sequence.length < len(text):
+            model.forward([Run(sequence, text[sequence.length :][: size()], 1, decoded)])
+        run = Run(sequence, text[:4], 4, stepwise=True)
+        return model.forward([run])[0].rows.tobytes()
+
+
 def test_a_prompt_gets_the_same_bits_whatever_the_lengths_of_its_chunks(measured):
     model, invariance = measured
     assert invariance.chunks
-    text, rng, read = text_of(model, 400), np.random.default_rng(3), set()
-    for longest in (PREFILL_CHUNK, PREFILL_CHUNK, 30, 8):
-        with model.new_sequence() as sequence:
-            while sequence.length < len(text):
-                size = PREFILL_CHUNK if not read else int(rng.integers(2, longest + 1))
-                model.forward([Run(sequence, text[sequence.length :][:size], 0)])
-            run = Run(sequence, text[:4], 4, stepwise=True)
-            read.add(model.forward([run])[0].rows.tobytes())
-    assert len(read) == 1
+    expected, rng = bits_after(model, lambda: PREFILL_CHUNK), np.random.default_rng(3)
+    for longest in (PREFILL_CHUNK, 30, 8):
+        assert bits_after(model, partial(rng.integers, 2, longest + 1)) == expected
 
 
 def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measured):
@@ -122,15 +127,9 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
 def test_what_was_decoded_leaves_the_bits_of_a_prompt_where_that_is_measured(measured):
     model, invariance = measured
     assert invariance.decoded or not model.kernels, "the kernels compute every row alike"
-    text, rng, read = text_of(model, 300), np.random.default_rng(4), set()
-    for decoded in (False, True) if invariance.decoded else (False,):
-        with model.new_sequence() as sequence:
-            while sequence.length < len(text):
-                size = int(rng.integers(1, 17)) if decoded else PREFILL_CHUNK
-                model.forward([Run(sequence, text[sequence.length :][:size], 1, decoded)])
-            run = Run(sequence, text[:4], 4, stepwise=True)
-            read.add(model.forward([run])[0].rows.tobytes())
-    assert len(read) == 1
+    if invariance.decoded:
+        decoded = bits_after(model, partial(np.random.default_rng(4).integers, 1, 17), True)
+        assert decoded == bits_after(model, lambda: PREFILL_CHUNK)
 
 
 @pytest.mark.parametrize(
@@ -321,15 +320,16 @@ def test_an_invariance_decides_padding_and_its_text(invariance, tokens, text):
     [
         ("AVX2", "floats or kernels"),
         ("AVX2_VNNI", "floats or kernels"),
-        ("AVX512_CORE_VNNI", "dynamic"),
+        ("AVX512_CORE_VNNI", "dynamic or cache"),
     ],
 )
 def test_what_is_measured_holds_with_the_instructions_of_other_processors(isa, settings):
-    """oneDNN reads the variable when it is loaded, so in a process of its own. The plugin, which
-    does not, asks it for dynamic quantization that it then has not."""
-    chosen = f"every_size and ({settings})"
-    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-k", chosen)
-    done = python("-m", "pytest", __file__, *options, ONEDNN_MAX_CPU_ISA=isa)
+    """oneDNN reads the variable when it is loaded, so in a process of its own, which uses every
+    core. The plugin does not read it, and asks for dynamic quantization that oneDNN then has
+    not."""
+    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-k", f"bits and ({settings})")
+    variables = {"ONEDNN_MAX_CPU_ISA": isa, "PYTEST_XDIST_WORKER": ""}
+    done = python("-m", "pytest", __file__, *options, **variables)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
@@ -352,7 +352,10 @@ def codes():
     ]
     if importlib.util.find_spec("ziglang"):
         made.append(llvm_text("", "-mno-avx2"))
-    return [Kernels(object_file(text)) for text in made]
+    codes = [Kernels(object_file(text)) for text in made]
+    yield codes
+    for code in codes:  # their threads would take the processor from other tests
+        code.close()
 
 
 def emulated(text: str) -> str:
@@ -877,9 +880,11 @@ def test_attention_and_rotation_are_those_of_numpy(code, tiny_llama_pair, monkey
 
 @pytest.mark.parametrize("window", [attention.ALL_TOKENS, 40])
 def test_attention_has_the_same_bits_whatever_the_rows_threads_and_requests(
-    code, tiny_llama_pair, window
+    codes, monkeypatch, tiny_llama_pair, window
 ):
     """Over parts of the context that threads share; rows begin to read in different ones."""
+    code = codes[("", *kernels.VNNI).index(kernels.vnni())]
+    monkeypatch.setattr(forward, "compiled", lambda: code)
     model = PagedModel(tiny_llama_pair.target, OWN)
     for layer in model._instance.attentions:
         layer.description[4] = window

@@ -354,4 +354,4 @@ def test_memory_is_limited_by_every_group_that_contains_the_process(
 def test_a_session_has_the_threads_that_a_quota_pays_for(monkeypatch, tmp_path, tiny_llama_pair):
     in_groups(monkeypatch, tmp_path, "0::/\n", {"cpu.max": "100000 100000"})
     with Session(tiny_llama_pair, background=False) as session:
-        assert session.engine.target("exact").model.threads == 1
+        assert session.engine.core.get_property("CPU", "INFERENCE_NUM_THREADS") == 1
