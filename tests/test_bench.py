@@ -537,26 +537,3 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(no_models,
     assert cli.main(["bench", "--prompts", str(tmp_path / "long.jsonl")]) == 1
     out, err = capsys.readouterr()
     assert "prompt is too long" in out and "None of the prompts could be run" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
-        (["bench", "--peers", "vllm"], "--peers"),
-        (["bench", "--max-new-tokens", "40,0"], "--max-new-tokens is '0'; it must be"),
-        (["bench", "--html", "/no/such/folder/b.html"], "--html"),
-        (["bench", "--html", "-"], "--html is '-'; it must be a file."),
-        (["audit", "--top-k", "50"], "--top-k is 50"),
-        (["audit", "--peers", "vllm"], "--peers"),
-        (["audit", "--server-baseline", "http://localhost:8001"], "need --server"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
-    capsys, monkeypatch, tmp_path, options, says
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "load_pair", lambda choice: pytest.fail("loaded a model"))
-    assert cli.main(options) == 2
-    out, err = capsys.readouterr()
-    assert says in err and out == "" and err.count("\n") == 1

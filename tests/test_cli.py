@@ -32,8 +32,6 @@ from specdemo.pairs import registry
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.saved_run import from_json
 
-QUESTION = "Explain the difference between fission and fusion"
-
 
 def test_help_imports_nothing_that_takes_long():
     code = "import sys; from specdemo import cli; cli.main(['--help']); print(*sys.modules)"
@@ -73,9 +71,19 @@ def test_every_command_has_help(capsys, command):
         (["run", "Hi", "--json", "/no/such/folder/trace.json"], ["--json", "No such file"]),
         (["run", "Hi", "--speed", "9"], ["--speed", "run --help"]),
         (["train-draft", "--out", "x"], ["Missing", "--target"]),
+        (["bench", "--prompts", "nowhere.jsonl"], ["--prompts nowhere.jsonl cannot be read"]),
+        (["bench", "--peers", "vllm"], ["--peers"]),
+        (["bench", "--max-new-tokens", "40,0"], ["--max-new-tokens is '0'; it must be"]),
+        (["bench", "--html", "/no/such/folder/b.html"], ["--html"]),
+        (["bench", "--html", "-"], ["--html is '-'; it must be a file."]),
+        (["audit", "--top-k", "50"], ["--top-k is 50"]),
+        (["audit", "--peers", "vllm"], ["--peers"]),
+        (["audit", "--server-baseline", "http://localhost:8001"], ["need --server"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, arguments, words):
+    """A benchmark or an audit loads nothing before it."""
+    monkeypatch.setattr(shared, "load_pair", lambda choice: pytest.fail("loaded a model"))
     if "TOP_P" in words[0]:
         monkeypatch.setenv(words[0], "lots")
     assert cli.main(arguments) == 2
