@@ -41,7 +41,7 @@ from specdemo.engine.backends import forward, kernels
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.engine.rounds import Round
-from specdemo.errors import BadInput, FetchError, MissingPackage, ModelError
+from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.machine.terminal import silent
 from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
@@ -723,17 +723,6 @@ def test_layers_attend_to_a_window_where_they_do_in_transformers(kind, own):
     widths = [int(weights[0, 0, -1].count_nonzero()) for weights in seen]
     assert set(widths) <= {5, len(IDS)}
     assert {layer for layer, width in enumerate(widths) if width == 5} == shape.sliding
-
-
-def test_recurrent_layers_are_refused_in_one_sentence(tiny_file, tmp_path):
-    export(tiny_file, tmp_path / "ir", "int8")
-    model = ov.Core().read_model(tmp_path / "ir" / model_files.MODEL)
-    first = ops.constant(np.zeros((1, 8, 4), np.float32))
-    state = ops.read_value(first, "ssm", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
-    model.add_sinks([ops.assign(state, "ssm")])
-    ov.save_model(model, tmp_path / "recurrent.xml")
-    with pytest.raises(ModelError, match="has recurrent layers of a kind .*; choose a model"):
-        opened(tmp_path / "recurrent.xml")
 
 
 # What cannot be converted
