@@ -468,13 +468,19 @@ def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
 # The command
 
 
-@pytest.fixture
-def small_model(session, monkeypatch):
-    """The audit's pair, and few cases."""
+def audit_quickly(session, monkeypatch) -> None:
+    """Audits have this session for their pair, few cases, and short answers to questions that no
+    answer of a tiny model ends."""
     monkeypatch.setattr(shared, "load_pair", lambda choice: session.loaded)
     opened = contextlib.nullcontext(session)
     monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: opened)
     monkeypatch.setattr(properties, "MAX_CASES", 2)
+    monkeypatch.setattr(properties, "SHORT_ANSWER_TOKENS", 12)
+
+
+@pytest.fixture
+def small_model(session, monkeypatch):
+    audit_quickly(session, monkeypatch)
 
 
 AUDIT = ["audit", "--limit", "3", "--draft-tokens", "3", "--json", "-"]

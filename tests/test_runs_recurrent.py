@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -14,12 +13,10 @@ import pytest
 import recurrent_models
 from conftest import load_own
 from helpers import served, service_of
-from test_audit import AUDIT, lent
+from test_audit import AUDIT, audit_quickly, lent
 from test_visitors import race
 
 from specdemo import cli
-from specdemo.audit import properties
-from specdemo.commands import shared
 from specdemo.engine.backends import kernels, numerics
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.faults import ModelError
@@ -147,10 +144,7 @@ def test_states_count_in_the_cache_that_a_request_may_fill(pair):
 
 
 def test_an_audit_finds_no_failure(opened, monkeypatch, capsys):
-    monkeypatch.setattr(shared, "load_pair", lambda choice: opened.loaded)
-    session = contextlib.nullcontext(opened)
-    monkeypatch.setattr("specdemo.runs.session.Session", lambda loaded, threads=None: session)
-    monkeypatch.setattr(properties, "MAX_CASES", 2)
+    audit_quickly(opened, monkeypatch)
     assert cli.main([*AUDIT, "--draws", "40", "--limit", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     results = {name: cell["result"] for name, cell in report["rows"][0]["cells"].items()}
