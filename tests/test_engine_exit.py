@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import httpx
 import pytest
@@ -36,22 +36,39 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_ends_with_its_own_exit_code(name, tiny_home, tmp_path):
-    rest, code = SCRIPTS[name]
-    script = (
+@pytest.fixture(scope="module")
+def scripts(tiny_home, tmp_path_factory):
+    """SCRIPTS that run at once, for they sleep."""
+    begin = (
         "import sys, threading, time, specdemo\n"
         "pair = specdemo.load(model=sys.argv[1])\n"
         "print(pair.generate('a', max_new_tokens=8))\n"
         "time.sleep(1.1)\n"  # then costs are measured in the background
     )
     models = [str(ir_folder(tiny_home, name, "int8")) for name in ("dolly", "gpt2")]
-    command = [sys.executable, "-c", script + rest, *models]
-    own = {**os.environ, "SPECDEMO_HOME": str(tmp_path)}  # where nothing was measured before
-    ended = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == code, ended.stderr
-    traces = ended.stderr.count("Traceback")
-    assert traces == (name == "a failure"), ended.stderr
+    with ExitStack() as stack:
+
+        def started(rest: str) -> subprocess.Popen:
+            home = str(tmp_path_factory.mktemp("home"))  # where nothing was measured before
+            script = subprocess.Popen(
+                [sys.executable, "-c", begin + rest, *models],
+                cwd=ROOT,
+                env={**os.environ, "SPECDEMO_HOME": home},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(script.kill)
+            return script
+
+        yield {name: started(rest) for name, (rest, _) in SCRIPTS.items()}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_with_its_own_exit_code(name, scripts):
+    _, said = scripts[name].communicate(timeout=120)
+    assert scripts[name].returncode == SCRIPTS[name][1], said
+    assert said.count("Traceback") == (name == "a failure"), said
 
 
 @pytest.fixture
