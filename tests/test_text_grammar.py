@@ -92,14 +92,16 @@ def walk(model, start, rng, steps: int) -> list[int] | None:
     """Random tokens that a grammar allows, which soon close what they opened; None if they are not
     at their end after so many."""
     encode, constraint, answer = model.tokenizer.encode, start(), []
-    closing = {encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")}
+    closing = sorted({encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")})
+    stops = sorted(model.stop_ids)
     while len(answer) < steps:
-        allowed = np.flatnonzero(constraint.mask())
+        allowed = np.flatnonzero(mask := constraint.mask())
         assert allowed.size, f"nothing follows {model.tokenizer.decode(answer)}"
-        wanted = model.stop_ids & {*allowed} or closing & {*allowed} or allowed
+        ends, closes = ([id for id in ids if mask[id]] for ids in (stops, closing))
+        wanted = ends or closes or allowed
         if rng.random() < 0.3 and len(answer) < steps / 2:
             wanted = allowed
-        answer.append(int(rng.choice(sorted(wanted))))
+        answer.append(int(rng.choice(wanted)))
         if answer[-1] in model.stop_ids:
             return answer[:-1]
         constraint.advance(answer[-1])
