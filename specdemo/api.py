@@ -231,6 +231,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         if "num_assistant_tokens" in settings:
             settings["draft_tokens"] = settings.pop("num_assistant_tokens")
         if (sampled := settings.pop("do_sample", None)) is not None:
+            if not isinstance(sampled, bool):
+                raise unusable("do_sample", sampled, "it must be True or False")
             settings["temperature"] = settings.get("temperature", 1.0) if sampled else 0.0
         if (schema := settings.get("json_schema")) is not None:
             if hasattr(schema, "model_json_schema"):

@@ -54,7 +54,8 @@ def option(default: Any, help: str, **shown: str) -> Any:
     return field(default=default, metadata={"help": help, **shown})
 
 
-OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens")
+_LIMITS = "max_tokens", "max_completion_tokens", "max_length", "n_predict"
+OTHER_NAMES = dict.fromkeys(_LIMITS, "max_new_tokens")
 """Options as other libraries name them."""
 
 
@@ -72,8 +73,8 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         if first["type"] == "unexpected_keyword_argument":
             expected = "there is no such option"
             names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-            near = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, names)
-            expected += f" ({near[0]}?)" if near and near[0] in names else ""
+            near = get_close_matches(OTHER_NAMES.get(name, name.lower()), names)
+            expected += f" ({near[0]}?)" if near else ""
         elif name == "draft_tokens":
             expected += ", or auto"
         raise unusable(name, first["input"], expected) from None

@@ -186,7 +186,13 @@ def test_objects_of_a_pydantic_model_have_no_other_properties_unless_it_says_so(
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("max_tokens", "max_new_tokens"), ("temprature", "temperature")]
+    ("name", "meant"),
+    [
+        ("max_tokens", "max_new_tokens"),
+        ("max_length", "max_new_tokens"),
+        ("temprature", "temperature"),
+        ("top_K", "top_k"),
+    ],
 )
 def test_an_option_that_is_not_there_brings_the_one_that_may_be_meant(toy, name, meant):
     with pytest.raises(BadInput, match=rf"^{name} is 5; there is no such option \({meant}\?\)\.$"):
@@ -222,6 +228,11 @@ def test_options_have_the_names_of_transformers(toy, options, name, value):
     Pipeline(toy).generate([1, 2, 3], **{"max_new_tokens": 5} | options)
     [question] = toy.questions
     assert getattr(question.settings, name) == value and question.prompt == (1, 2, 3)
+
+
+def test_a_word_is_neither_true_nor_false(toy):
+    with pytest.raises(BadInput, match="do_sample is 'no'; it must be True or False"):
+        Pipeline(toy).generate([1, 2, 3], do_sample="no")
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
