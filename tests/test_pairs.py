@@ -17,6 +17,7 @@ from tiny_models import ir_folder
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.commands import drafts as tuning
+from specdemo.commands import shared
 from specdemo.convert import model_files
 from specdemo.convert.decoder import Shape
 from specdemo.engine import cost_measurement
@@ -149,6 +150,7 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
 
 def test_tune_keeps_nothing_where_other_programs_took_the_processor(tiny_pair, capsys, monkeypatch):
     monkeypatch.setattr(AnswerRun, "share", 0.5)
+    monkeypatch.setattr(tuning, "TOKENS", 8)
     assert cli.main(["tune", "tiny", "--limit", "1"]) == 1
     out, err = capsys.readouterr()
     assert "Nothing is kept." in out and "tiny keeps the draft it had" in err
@@ -159,7 +161,7 @@ def test_tune_checks_every_draft_before_it_loads_one_and_keeps_nothing_of_a_fail
     tiny_pair, capsys, monkeypatch, tmp_path
 ):
     load = Mock(side_effect=RequestFailed("no models"))
-    monkeypatch.setattr(tuning, "load_pair", load)
+    monkeypatch.setattr(shared, "load_pair", load)
     assert cli.main(["tune", "tiny", "--assistant-model", "./nowhere"]) == 2
     assert "--assistant-model './nowhere' is no folder" in capsys.readouterr().err
     load.assert_not_called()
