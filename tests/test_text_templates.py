@@ -213,18 +213,28 @@ def test_no_special_token_in_a_text_changes_the_special_tokens_of_a_prompt(token
         assert probe.strip() in text or family in ("hermes", "lengths")
 
 
+@pytest.fixture(scope="module")
+def bytewise(tokenizer) -> dict:
+    """The content of its file with a token for each byte, and none for words."""
+    content = json.loads(tokenizer._parsing.to_str())
+    added = {token["content"] for token in content["added_tokens"]}
+    vocabulary = content["model"]["vocab"].items()
+    kept = {text: id for text, id in vocabulary if len(text) == 1 or text in added}
+    return content | {"model": content["model"] | {"vocab": kept, "merges": []}}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_with_which_a_template_marks_turns_are_special(tokenizer, tmp_path, family):
+def test_tokens_with_which_a_template_marks_turns_are_special(bytewise, tmp_path, family):
     template = Template(family, FAMILIES[family], tokens=TOKENS)
     turns, end = template.turn_markers()
-    content = json.loads(tokenizer._parsing.to_str())
-    for token in content["added_tokens"]:
-        token["special"] = False
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(content))
-    text = f"a{''.join(turns)}b{end}"
-    ids = template.render_chat(user(text, text, text), Tokenizer(path, turns | {*TOKENS.values()}))
-    assert ids == template.render_chat(user(text, text, text), tokenizer)
+    text, path, ids = f"a{''.join(turns)}b{end}", tmp_path / "tokenizer.json", []
+    unmarked = [token | {"special": False} for token in bytewise["added_tokens"]]
+    for added, roles in ((bytewise["added_tokens"], ()), (unmarked, turns | {*TOKENS.values()})):
+        path.write_text(json.dumps(bytewise | {"added_tokens": added}))
+        tokenizer = Tokenizer(path, roles)
+        ids.append(template.render_chat(user(text, text, text), tokenizer))
+    assert ids[0] == ids[1]
+    assert tokenizer.special_ids.isdisjoint(ids[0]) == (family == "lengths"), "it has no markers"
     assert turns.isdisjoint(MARKERS)
 
 
