@@ -17,7 +17,7 @@ import toy
 from openvino import opset13 as ops
 
 from specdemo.engine.backends import numerics, recurrent
-from specdemo.engine.backends.graph import layers_of, page_attention
+from specdemo.engine.backends.graph import layers_of, named_input, page_attention
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.cost_model import LARGEST
 from specdemo.engine.decode import Limits
@@ -280,6 +280,22 @@ def test_a_state_of_another_shape_is_refused_in_one_sentence(model, family, tmp_
     xml.write_text(changed)
     with pytest.raises(ModelError, match="not a readable OpenVINO model; fetch or export it again"):
         PagedModel(xml, EXACT)
+
+
+def test_an_input_of_a_newer_exporter_is_refused_in_one_sentence(model, family, tmp_path):
+    graph = ov.Core().read_model(recurrent_models.write_ir(family, tmp_path))
+    added = named_input("linear_mask", [-1], ov.Type.i64)
+    state = ops.convert(ops.reduce_sum(added, ops.constant([0]), False), "f32")
+    logits = graph.get_results()[0].input(0)
+    logits.replace_source_output(ops.add(logits.get_source_output(), state).output(0))
+    graph.add_parameters([added])
+    ov.save_model(graph, tmp_path / "other.xml")
+    other = PagedModel(tmp_path / "other.xml", EXACT)
+    with other.new_sequence() as sequence, pytest.raises(ModelError) as error:
+        rows_of(other, sequence, [1, 2])
+    assert re.fullmatch(
+        r"The IR has the input 'linear_mask', which is not .*\.1\.", str(error.value)
+    )
 
 
 def rotary_product(graph: ov.Model) -> ov.Node:

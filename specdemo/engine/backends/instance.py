@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import openvino as ov
 
+from ..faults import ModelError
 from . import recurrent
 
 Form = tuple[ov.Type, list[int]]  # of a block of a cache or of a table of states
@@ -23,6 +24,8 @@ class Instance:
         self._cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
         tables = [name for name in self._ports if name.startswith(recurrent.TABLES)]
         self._table_ports = [self._ports[name] for name in tables]
+        tensors = self._cache_ports + self._table_ports
+        self._given = [port.names for port in compiled.inputs if port not in tensors]
         self.caches, self.tables = _forms(self._cache_ports), _forms(self._table_ports)
         values = [port for name, port in self._ports.items() if name.startswith("value_cache.")]
         self.block_tokens = values[0].partial_shape[2].get_length() if values else 0
@@ -40,7 +43,13 @@ class Instance:
 
     def run(self, inputs: Inputs) -> list[np.ndarray]:
         """Infer with those of the `inputs` that the model has. Gives its outputs, valid until the
-        next run."""
+        next run. Raises ModelError if it has others, which the plugin would take as empty."""
+        for names in self._given:
+            if names.isdisjoint(inputs):
+                raise ModelError(
+                    f"The IR has the input {min(names, default='')!r}, which is not known here; "
+                    "export the model with optimum-intel 2.1."
+                )
         for name in inputs.keys() & self._ports.keys():
             self._bind(name, inputs[name])
         # Without share_outputs the results would be copied into unused arrays.

@@ -140,6 +140,8 @@ class PagedModel:
         before = perf_counter()
         try:
             rows, log_sums, *states = self._instance.run(inputs)
+        except ModelError:
+            raise
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {graph.last_line(error)}") from error
         ended = perf_counter()
