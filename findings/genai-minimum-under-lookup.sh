@@ -1,6 +1,6 @@
 #!/bin/sh
 # OpenVINO GenAI 2026.4.1: min_new_tokens is not kept with prompt lookup, where an answer ends as early as
-# without it; it is kept in plain decoding and with a draft model. Expected: kept.
+# without it; it is kept in plain decoding. Expected: kept.
 # Seen on Linux, Python 3.11:
 #   tokens of at least 38: {'plain': 40, 'lookup': 8}
 set -eu

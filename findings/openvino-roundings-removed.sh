@@ -1,7 +1,7 @@
 #!/bin/sh
 # OpenVINO 2026.4.1, CPU: values that a model converts to bf16 or f16 and back come out as they went in at run time:
-# nothing is rounded, and 70000, which is no f16, stays. The same graph of constants, which is folded, rounds. So a
-# model cannot show what rounding, of a KV cache say, would do. Expected: rounded, both ways.
+# nothing is rounded, and 70000, which is no f16, stays. The same graph of constants, which is folded, rounds, to
+# bf16 not always to the nearest: that of 70000 is 70144. Expected: rounded to the nearest, both ways.
 # Seen on Linux, Python 3.11, AVX2:
 #   bf16: run [1.00390625, 70000.0]  folded [1.0, 69632.0]
 #   f16: run [1.00048828125, 70000.0]  folded [1.0, inf]
