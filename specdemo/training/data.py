@@ -170,7 +170,7 @@ def write_conversations(
     groups = {path.with_suffix(".npy"): group for path, group in read.items()}
     known = [conversation for group in groups.values() for conversation in group]
     asked = [old.instruction for old in known if old.kind == UNANSWERED]
-    for text in set(asked).difference(unanswered):
+    for text in (text for text in asked if text not in unanswered):
         raise BadInput(
             f"--text no longer has the instruction {text:.80} without an answer, which the target "
             f"answered in {folder}; put it back, or name another --out."
