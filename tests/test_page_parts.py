@@ -164,6 +164,7 @@ def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds, during):
     words = wording.verdict(dataclasses.replace(TRACE, **given))
     assert (words["tone"], words["headline"]) == ("neutral", "Stopped")
     assert ("tokens/s" in words["sentence"]) == (rounds > 1) and "identity" not in words
+    assert words["sentence"].count(";") == 1, "what was accepted is said once"
 
 
 def test_where_reading_takes_a_tenth_the_time_from_the_question_on_is_told_for_both():

@@ -12,6 +12,7 @@ import hashlib
 import json
 import random
 import tomllib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,13 +170,15 @@ def write_conversations(
     read = {path: [adapter.validate_json(line) for line in path.open("rb")] for path in paths}
     groups = {path.with_suffix(".npy"): group for path, group in read.items()}
     known = [conversation for group in groups.values() for conversation in group]
-    asked = [old.instruction for old in known if old.kind == UNANSWERED]
-    for text in (text for text in asked if text not in unanswered):
-        raise BadInput(
-            f"--text no longer has the instruction {text:.80} without an answer, which the target "
-            f"answered in {folder}; put it back, or name another --out."
-        )
-    pending = [text for text in unanswered if text not in asked]
+    asked = dict.fromkeys(old.instruction for old in known if old.kind == UNANSWERED)
+    given = dict.fromkeys(unanswered)
+    for text in asked:
+        if text not in given:
+            raise BadInput(
+                f"--text no longer has the instruction {text:.80} without an answer, which the "
+                f"target answered in {folder}; put it back, or name another --out."
+            )
+    pending = deque(text for text in unanswered if text not in asked)
     count = sum(len(conversation.answer) for conversation in known)
     if count >= settings.tokens:
         return groups
@@ -184,7 +187,7 @@ def write_conversations(
     def begin(number: int, passages: Sequence[str], by_target: str) -> _Answer:
         kind, text = instruction(number, passages, by_target)
         if pending:
-            kind, text = UNANSWERED, pending.pop(0)
+            kind, text = UNANSWERED, pending.popleft()
         prompt = loaded.template.render(text, loaded.tokenizer)
         length = len(prompt) + longest
         if length > loaded.context_limit or _blocks(model, length) > model.pool.limit:

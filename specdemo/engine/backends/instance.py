@@ -50,6 +50,7 @@ class Instance:
                     f"The IR has the input {min(names, default='')!r}, which is not known here; "
                     "export the model with optimum-intel 2.1."
                 )
+        self._given = []  # later runs give the same ones
         for name in inputs.keys() & self._ports.keys():
             self._bind(name, inputs[name])
         # Without share_outputs the results would be copied into unused arrays.

@@ -61,9 +61,7 @@ def verdict(trace: Trace) -> dict[str, Any]:
     result = trace.verdict
     if stopped or result is None:
         pace = f", {summary.tokens_per_second:.0f} tokens/s after the first"
-        words = (
-            f"{counted(summary.tokens, 'token')}{pace if summary.decoded else ''}; {acceptance}."
-        )
+        words = counted(summary.tokens, "token") + (pace if summary.decoded else "")
         headline = "Stopped" if stopped else "Nothing to compare"
         return _words("neutral", headline, sentence=f"{words}; {acceptance}.")
     notes = _notes(trace)
