@@ -4,6 +4,7 @@ good and bad, and what rounding can and cannot change."""
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, constraint, decode
+from specdemo.engine.forwards import Reply
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, choose
 
@@ -183,6 +185,14 @@ def test_a_stop_token_inside_an_accepted_draft_ends_the_answer_there():
     assert toy.answer_ids(rounds) == (2, 3, 4, 5) and reason == "stop"
     assert rounds[-1].emitted is None
     assert [token.accepted for token in rounds[-1].drafted] == [True] * 3 + [False] * 2
+
+
+def test_the_policy_learns_what_the_request_itself_took(monkeypatch):
+    figures = []
+    monkeypatch.setattr(toy, "Reply", partial(Reply, own=0.25))
+    monkeypatch.setattr(Policy, "record_round", lambda self, *given: figures.append(given))
+    run(table_of(0), limits=decode.Limits(3, 100))
+    assert figures == [(0.001, 1, length, None, 0.25) for length in (5, 6)]
 
 
 def test_no_room_for_an_answer_is_refused():

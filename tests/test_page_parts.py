@@ -27,6 +27,7 @@ from specdemo.errors import BadInput
 from specdemo.machine import hardware, measured
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.registry import ModelChoice, PairInfo
+from specdemo.runs import race
 from specdemo.runs.display import wall_clock
 from specdemo.runs.race import on_show
 from specdemo.runs.saved_run import from_json
@@ -57,6 +58,9 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     words = wording.verdict(TRACE)
     assert words["headline"] == "2.00x" and words["tone"] == "unclear"
     assert words["qualifier"] == "in this race; at least 6 decide"
+    unwatched = race._repeat(changed(watched=False))
+    watched = wording.verdict(changed(repeats=[unwatched]))
+    assert watched["qualifier"] == "in the one race that counts; at least 6 decide"
     said = "9 tokens in 0.08 s instead of 0.16 s, 0.08 s saved"
     assert words["sentence"] == f"{said}; acceptance rate 50%, 1.0 tokens a round."
     words = wording.verdict(at_pace(TRACE, 0.08, 0.04))

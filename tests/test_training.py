@@ -270,6 +270,8 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
     assert card["text"]["conversations"] == 40 + 1000 // 40  # answers of 40 tokens
     assert card["text"]["given"] == "own.jsonl"
+    kept = json.loads((tmp_path / "draft/work/settings.json").read_bytes())
+    assert kept["target_revision"], "another model in the same folder is seen"
     states = tmp_path / "draft/work/text/0000000.npy"
     of_writing = np.load(states)
     states.unlink()

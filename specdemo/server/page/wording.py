@@ -108,7 +108,8 @@ def _result(trace: Trace, result: Verdict) -> dict[str, Any]:
         return _words("unclear", figure, f"in this race; {busy}, no verdict yet")
     tone, figure = TONES[result.result], times(result.speedup)
     if result.races == 1:
-        return _words(tone, figure, f"in this race; {result.detail}")
+        place = "the one race that counts" if trace.pairs[0].why else "this race"
+        return _words(tone, figure, f"in {place}; {result.detail}")
     if result.result == "undecided":
         lead = f"undecided, {result.faster} of {result.races} races were faster: "
         return _words(tone, figure, lead + result.detail)
