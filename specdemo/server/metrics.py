@@ -86,6 +86,7 @@ class Record(AbstractContextManager["Record"]):
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
+        self._request = REQUEST_ID.get()  # a generator's steps may each have another context
         self._begun = time.monotonic()
         self._answered: float | None = None  # when the baseline began
         self._tokens = Counts(answer=0, baseline=0)
@@ -137,7 +138,12 @@ class Record(AbstractContextManager["Record"]):
             "seconds": round(seconds, 3),
         }
         line = "%(kind)s %(outcome)s prompt=%(prompt)s tokens=%(tokens)s seconds=%(seconds).2f"
-        log.info(line, figures)
+        log.info(line, figures, extra={"request": self._request})
+
+
+def request_of(record: logging.LogRecord) -> str:
+    """The id of the request that a line of the log is about, "-" if there is none."""
+    return str(getattr(record, "request", REQUEST_ID.get()))
 
 
 class TextLines(logging.Formatter):
@@ -147,7 +153,7 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s [%(request)s] %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        record.request = REQUEST_ID.get()
+        record.request = request_of(record)
         return super().format(record)
 
 
@@ -159,7 +165,7 @@ class JsonLines(TextLines):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "request": REQUEST_ID.get(),
+            "request": request_of(record),
             "message": record.getMessage(),
             **(record.args if isinstance(record.args, dict) else {}),
         }

@@ -110,6 +110,7 @@ class RequestGuard:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         REQUEST_ID.set(sent if re.fullmatch(r"[\w.-]{1,64}", sent, re.ASCII) else uuid.uuid4().hex)
+        scope.setdefault("state", {})["request_id"] = REQUEST_ID.get()
         counted = not scope["path"].startswith(self.endless)
         network = network_of(scope["client"][0] if scope["client"] else "")
         self.open += counted

@@ -22,6 +22,7 @@ from specdemo.runs.race import enough
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Drafter
 from specdemo.runs.trace import Trace, as_json, judged, over, summarize
+from specdemo.server.metrics import REQUEST_ID
 from specdemo.server.page import MAX_EVENTS, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
@@ -213,6 +214,7 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
         `python -m specdemo run --help`.
         """
         values = dict(locals())
+        REQUEST_ID.set(request.state.request_id)  # Gradio calls this outside the request's context
         stop, pair = Event(), menu.first
         try:
             if not isinstance(instruction, str):
