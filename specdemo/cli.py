@@ -1,7 +1,5 @@
 """The command line: imports commands on demand, prints one sentence for a failure."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

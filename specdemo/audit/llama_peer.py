@@ -1,7 +1,5 @@
 """llama.cpp's own server as a peer, on the GGUF files that a pair was converted from."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -80,12 +78,6 @@ def _n_max(length: int | None) -> tuple[str, ...]:
     return ("--spec-draft-n-max", str(length)) if length else ()
 
 
-def _of_lengths(server: Callable[..., _Server]) -> engines.Generate:
-    """A server for each draft length, which requests cannot change."""
-    started_with = cache(lambda length: server(*_n_max(length)))
-    return lambda prompts, settings: started_with(settings.draft_tokens)(prompts, settings)
-
-
 def _gguf_of(model: object) -> Path | None:
     """The GGUF file from which an IR was converted; None for other models."""
     file = model.with_name(SOURCE) if isinstance(model, Path) else None
@@ -156,3 +148,9 @@ class _Server:
 
     def _complete(self, body: dict[str, Any]) -> Any:
         return self._client.post("/completion", json=body).raise_for_status().json()
+
+
+def _of_lengths(server: Callable[..., _Server]) -> engines.Generate:
+    """A server for each draft length, which requests cannot change."""
+    started_with = cache(lambda length: server(*_n_max(length)))
+    return lambda prompts, settings: started_with(settings.draft_tokens)(prompts, settings)

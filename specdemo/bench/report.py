@@ -1,7 +1,5 @@
 """Runs a benchmark. Its report is data, as in JSON, and tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -231,38 +229,6 @@ def bench(
     return LengthsReport(**vars(result), lengths=by_length(raced))
 
 
-def _race(
-    session: Session,
-    work: Sequence[RacedPrompt],
-    repeats: int,
-    answers: PeerAnswers,
-    seconds: float | None,
-    report: Report,
-) -> list[RacedPrompt]:
-    """Race the prompts and ask the peers. Returns those that could be run within `seconds`."""
-    raced: list[RacedPrompt] = []
-    attempts = 1 if seconds else ATTEMPTS
-    ready, total = perf_counter(), 1 + len(work)
-    for done, item in enumerate(work, start=1):
-        name = item.prompt.id
-        share = PROMPTS_SHARE if len(raced) >= MIN_RACES else FEW_PROMPTS_SHARE
-        if raced and seconds and perf_counter() - ready > share * seconds:
-            break
-        report(Progress(f"{item.prompt.task}: {name}", done, total))
-        try:
-            for _ in range(repeats):
-                item.race(session, attempts)
-        except BadInput as error:
-            answers.skipped[name] = str(error)
-            continue
-        raced.append(item)
-        for variant in answers.ask(item.prompt.instruction, item.settings, attempts):
-            report(Progress(f"{variant}: {name}", done, total))
-        if len(raced) == PILOT_PROMPTS:
-            answers.keep_fastest()
-    return raced
-
-
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
     ids: tuple[int, ...]
@@ -338,6 +304,38 @@ class PeerAnswers:
         counted = [answer for answer in self._answers[peer] if not answer.why]
         tokens = sum(max(len(answer.ids) - 1, 0) for answer in counted)
         return over(tokens, sum(answer.seconds for answer in counted))
+
+
+def _race(
+    session: Session,
+    work: Sequence[RacedPrompt],
+    repeats: int,
+    answers: PeerAnswers,
+    seconds: float | None,
+    report: Report,
+) -> list[RacedPrompt]:
+    """Race the prompts and ask the peers. Returns those that could be run within `seconds`."""
+    raced: list[RacedPrompt] = []
+    attempts = 1 if seconds else ATTEMPTS
+    ready, total = perf_counter(), 1 + len(work)
+    for done, item in enumerate(work, start=1):
+        name = item.prompt.id
+        share = PROMPTS_SHARE if len(raced) >= MIN_RACES else FEW_PROMPTS_SHARE
+        if raced and seconds and perf_counter() - ready > share * seconds:
+            break
+        report(Progress(f"{item.prompt.task}: {name}", done, total))
+        try:
+            for _ in range(repeats):
+                item.race(session, attempts)
+        except BadInput as error:
+            answers.skipped[name] = str(error)
+            continue
+        raced.append(item)
+        for variant in answers.ask(item.prompt.instruction, item.settings, attempts):
+            report(Progress(f"{variant}: {name}", done, total))
+        if len(raced) == PILOT_PROMPTS:
+            answers.keep_fastest()
+    return raced
 
 
 def counting(raced: Sequence[RacedPrompt]) -> Sequence[RacedPrompt]:

@@ -1,7 +1,5 @@
 """`specdemo bench`: measure prompts with and without speculative decoding, beside peers."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import asdict
 from functools import partial

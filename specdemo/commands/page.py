@@ -1,7 +1,5 @@
 """`specdemo page`, which `app.py` is too: serves the page, and loads the models meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

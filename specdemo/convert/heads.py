@@ -12,8 +12,6 @@ of the mean square, a step is
 the target, a step takes as long as reading the matrices from memory, so they have 4 bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,14 +1,12 @@
 """Weights of graphs: tensors of files, read and quantized in pieces on all processors; and matrices
 rounded to four bits along given inputs, for draft heads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import gguf
 import numpy as np
@@ -50,7 +48,7 @@ class Tensor:
     swapped: int = 0  # if the file has columns as rows, their width
     added: float = 0.0  # to every value that the file has
 
-    def rows(self, order: np.ndarray) -> Tensor:
+    def rows(self, order: np.ndarray) -> Self:
         return replace(self, shape=(len(order), *self.shape[1:]), order=order)
 
     @property

@@ -1,8 +1,6 @@
 """The cost model of one model's forwards, learnt where they arise: in the alternation of draft and
 target. Knows no models and no token ids."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Progress of a download or a conversion, in bytes; tables and untrusted text on a terminal."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

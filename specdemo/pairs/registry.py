@@ -1,11 +1,9 @@
 """The models that a user may name, and the known pairs: repositories, sizes, drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -151,7 +149,7 @@ class Pair:
         texts = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in bounds]
         return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
 
-    def in_format(self, weight_format: WeightFormat) -> Pair:
+    def in_format(self, weight_format: WeightFormat) -> Self:
         """This pair with the models that are converted here in another format. Raises InvalidOption
         where the target is not."""
         if weight_format in ("auto", self.target.export):
@@ -168,7 +166,7 @@ class Pair:
         drafts = tuple(map(converted, self.drafts))
         return replace(self, title=title, target=converted(self.target), drafts=drafts)
 
-    def with_draft(self, name: str) -> Pair:
+    def with_draft(self, name: str) -> Self:
         """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
         Raises InvalidOption."""
         drafts = tuple(draft for draft in self.drafts if draft.name == name)

@@ -1,7 +1,5 @@
 """The run that answers a question: the one place where tokens become text."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Generator
 from contextlib import closing

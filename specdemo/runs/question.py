@@ -1,13 +1,11 @@
 """What a session is asked, and the events of its answer."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
@@ -57,7 +55,7 @@ class Question:
         last = self.prompt[-1]
         return last.content if isinstance(last, Message) else ""
 
-    def repeated(self, number: int) -> Question:
+    def repeated(self, number: int) -> Self:
         """The question with the seed that is `number` after its own."""
         seed = (self.settings.seed + number) % 2**63
         return replace(self, settings=replace(self.settings, seed=seed))

@@ -1,7 +1,5 @@
 """The OpenAI-compatible API over either backend; docs/reference/api.md describes it."""
 
-from __future__ import annotations
-
 import logging
 import time
 import uuid

@@ -2,8 +2,6 @@
 restarts, scales and balances the engines. The cluster that `on_ray` starts listens on 127.0.0.1,
 but Serve's replicas open a port on every address; Ray has no setting for it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

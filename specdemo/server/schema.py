@@ -3,13 +3,11 @@
 A parameter that would change the answer but is not supported is refused by name, never ignored.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
@@ -256,7 +254,7 @@ class ChatRequest(CommonRequest):
         return self.chat.characters + len(self.predicted)
 
     @model_validator(mode="after")
-    def _consistent(self) -> ChatRequest:
+    def _consistent(self) -> Self:
         self._require_few_answers()
         if None not in (self.max_tokens, self.max_completion_tokens):
             message = "max_tokens and max_completion_tokens name one limit; give one of them."
@@ -310,7 +308,7 @@ class CompletionRequest(CommonRequest):
         return self.logprobs
 
     @model_validator(mode="after")
-    def _consistent(self) -> CompletionRequest:
+    def _consistent(self) -> Self:
         self._require_few_answers()
         if self.extension.baseline:
             raise BadInput("speculative.baseline needs a chat.", "speculative")

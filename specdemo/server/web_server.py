@@ -1,8 +1,6 @@
 """The web server under the page and the API: how it starts and shuts down, and what each of its
 connections may cost before a request has reached the RequestGuard."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Conversations as OpenAI's clients write them, and as they are put into a template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,10 +1,9 @@
 """A causal language model of transformers on a torch device, with the interface of `PagedModel`.
 Each sequence has its own keys and values; blocks only count tokens."""
 
-from __future__ import annotations
-
 import inspect
 from time import perf_counter
+from typing import Self
 
 import numpy as np
 import openvino as ov
@@ -87,7 +86,7 @@ class BufferLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not fo
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return _bucket(self.length + query_length), 0
 
-    def copy_from(self, other: BufferLayer, length: int, size: int) -> None:
+    def copy_from(self, other: Self, length: int, size: int) -> None:
         """Make buffers for `size` tokens: the first `length` tokens of `other`, then zeros."""
         for name in ("keys", "values"):
             buffer = getattr(other, name)
