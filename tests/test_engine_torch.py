@@ -200,6 +200,14 @@ def test_a_gguf_file_runs_dequantized(tiny_home, tmp_path, monkeypatch):
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.ptp(rows[0])
 
 
+def test_gguf_files_of_ir_are_a_peers_target_and_draft(tiny_home, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
+    found = loaded(*[tiny_home / "embedded" / "tiny.gguf"] * 2, device="CPU", draft_device="CPU")
+    *_, drafted = peers_of("transformers", found, {"dtype": "float32"})
+    [(tokens, _)] = drafted.answers([(QUESTION,)], Settings(max_new_tokens=4))
+    assert drafted.title == "transformers/speculative" and len(tokens) == 4
+
+
 def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     with pytest.raises(BadInput, match="PyTorch checkpoint"):

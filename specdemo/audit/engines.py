@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput, MissingPackage, RequestFailed, SpecdemoError, install
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Coupling, Settings
@@ -270,6 +271,12 @@ def require_ir(loaded: LoadedPair, engine: str) -> Path:
     if not isinstance(loaded.target, Path) or not isinstance(loaded.draft, Path | None):
         raise BadInput(f"--peers {engine} runs IR; on torch devices choose transformers.")
     return loaded.target
+
+
+def gguf_of(model: object) -> Path | None:
+    """The GGUF file from which an IR was converted; None for other models."""
+    file = model.with_name(SOURCE) if isinstance(model, Path) else None
+    return file if file and file.is_file() else None
 
 
 def require_package(module: str, engine: str, extra: str) -> None:

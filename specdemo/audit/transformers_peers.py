@@ -13,7 +13,7 @@ import numpy as np
 
 from specdemo.audit import engines
 from specdemo.audit.genai_peer import ir_logits
-from specdemo.audit.own_engine import torch_models
+from specdemo.audit.own_engine import checkpoint, torch_models
 from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput
 from specdemo.pairs.loading import LoadedPair
@@ -21,19 +21,19 @@ from specdemo.runs.settings import Settings
 
 
 def transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[engines.Peer]:
-    """transformers on the same checkpoints, or the GGUF file that a target was converted from. All
-    methods share one copy of the weights, with the dtype in `properties`. A draft model that is not
-    on a torch device is left out."""
-    target = loaded.target
-    path = target.with_name(SOURCE) if isinstance(target, Path) else target.path
-    if not path.exists():
+    """transformers on the same checkpoints, or the GGUF files that IR was converted from. All
+    methods share one copy of the weights, the target's with the dtype in `properties`. Another
+    draft model is left out."""
+    target, draft = map(checkpoint, (loaded.target, loaded.draft))
+    if target is None:
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     engines.require_package("transformers", "transformers", "torch")
-    module, draft = torch_models(loaded, path, properties.get("dtype", "float32"))
     if loaded.draft is not None and draft is None:
-        why = "the draft model is on no torch device; name one with --draft-device."
+        why = "the draft model is IR, not of a GGUF file; name one with --draft-device torch:cpu."
         print(f"transformers/speculative was left out: {why}", file=sys.stderr)
-    models = _Models(loaded, path if path.is_dir() else path.parent, module, draft)
+    module, assistant = torch_models(loaded, target, draft, properties.get("dtype", "float32"))
+    path = target.path
+    models = _Models(loaded, path if path.is_dir() else path.parent, module, assistant)
     facts = {"dtype": str(module.dtype), "device": str(module.device)}
     variant = facts["dtype"].removeprefix("torch.")
     yield from models.ways("transformers", variant, facts, models.logits)
