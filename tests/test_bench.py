@@ -21,7 +21,7 @@ from specdemo.audit.engines import peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench import report as report_module
 from specdemo.bench.charts import by_acceptance, page
-from specdemo.bench.decision import WAYS
+from specdemo.bench.decision import WAYS, as_code
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import BenchReport, RacedPrompt, bench, summary_of, tables, with_vote
 from specdemo.commands import shared
@@ -425,6 +425,13 @@ def test_what_is_decided_follows_from_the_verdict_the_answers_and_the_users(
     assert ("--drafter none" in made.command) == (use is False)
     begin = {True: "Yes: 1.30x, ", False: "No, because ", None: "Undecided"}[use]
     assert made.headline.startswith(begin) and made.estimates is None
+
+
+def test_the_command_of_a_decision_has_every_setting_that_changes_the_answers():
+    changed = Settings(repetition_penalty=1.1, presence_penalty=0.5, json_schema="{}")
+    for code in as_code(ModelChoice(), changed):
+        words = code.replace("-", "_")
+        assert all(name in words for name in ("repetition_p", "presence_p", "json_schema"))
 
 
 def test_a_number_of_users_is_unknown_until_six_measurements_count():

@@ -25,7 +25,10 @@ USERS = 2, 4, 8
 MOST_TURNS = 2 * MIN_RACES  # measurements of each number of users, those not counted included
 USER_TOKENS = 64  # of the longest answer
 DECISIVE_PROMPTS = 16  # with 16 the interval leaves out the three fastest and slowest ones
-SHOWN = "draft_tokens drafter temperature top_p top_k min_p numerics coupling".split()
+SHOWN = (
+    "draft_tokens drafter temperature top_p top_k min_p presence_penalty frequency_penalty "
+    "repetition_penalty numerics coupling json_schema"
+).split()
 FREQUENT = 0.05  # share of the accepted draft tokens, of a source that the decision names
 
 Row = dict[str, Any]

@@ -125,7 +125,8 @@ def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) ->
     """The sentence of a report, the `charts` (drawn if they are not given), and the report."""
     pair = report["pair"]
     sentence = f"{pair['target']}, draft: {draft_of(PairInfo(**pair))}, on {report['machine']}; "
-    sentence += f"temperature {report['settings']['temperature']:g}."
+    sentence += f"temperature {report['settings']['temperature']:g}"
+    sentence += ", answers by a JSON Schema." if report["settings"].get("json_schema") else "."
     decision = report.get("decision")
     rows = [row for row in report["rows"] if "paper" not in row]
     if rows and not decision:

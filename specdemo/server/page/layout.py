@@ -44,10 +44,14 @@ DOES_NOT_PAY = "Describe a storm at sea"  # the fewest tokens a round (docs/resu
 BOOK = {
     "type": "object",
     "properties": {
-        "title": {"type": "string"},
-        "author": {"type": "string"},
+        "title": {"type": "string", "maxLength": 30},
+        "author": {"type": "string", "maxLength": 24},
         "year": {"type": "integer"},
-        "genres": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "genres": {
+            "type": "array",
+            "items": {"enum": ["adventure", "history", "love"]},
+            "maxItems": 2,
+        },
         "in_print": {"type": "boolean"},
     },
     "required": ["title", "author", "year", "genres", "in_print"],
@@ -63,7 +67,8 @@ EXAMPLES = {
     DOES_NOT_PAY: "",
 }
 """Questions, each with the JSON Schema of its answer, if any. The embedded head was not trained on
-them: a learnt answer would be too quick."""
+them: a learnt answer would be too quick. The schema's lengths have an end, as small models do not
+find one: an answer that is cut fills no schema."""
 
 CHOOSE = "element.onclick = ({ target: { value } }) => "
 CHOOSE += "value && trigger('click', specdemo.pair = value)"
