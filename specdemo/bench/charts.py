@@ -46,7 +46,7 @@ def by_users(rows: Sequence[Row]) -> Figure:
         y=list(COLOURS),
         color_discrete_map=COLOURS,
         markers=True,
-        title="Drafts pay where the blue line is above the grey one",
+        title="Drafts pay where the speculative line is above the other",
         labels={"value": "tokens a second, all users together", "variable": ""},
     ).update_xaxes(type="category")
     labels = [f"{row['speedup']:.2f}x" if row["speedup"] else "unknown" for row in rows]

@@ -6,14 +6,22 @@ from specdemo.bench.costs import StepCost
 from specdemo.runs.display import AUTOREGRESSIVE, SPECULATIVE, Curve, Figure, figure, line
 from specdemo.runs.trace import Trace
 
-DRAFTER_COLOURS = (AUTOREGRESSIVE, "#9a6700", "#a63f00", SPECULATIVE)
+DRAFTER_LINES = {
+    AUTOREGRESSIVE: "dash",
+    "#9a6700": "dot",
+    "#a63f00": "dashdot",
+    SPECULATIVE: "solid",
+}
+"""By colour, which not everybody tells apart."""
 
 
 def of_drafters(curves: Mapping[str, Curve]) -> Figure:
     """The median run of each drafter, by its label."""
     data, span, most = [], 1e-9, 1
-    for (name, (seconds, tokens)), colour in zip(curves.items(), DRAFTER_COLOURS, strict=False):
+    for (name, curve), (colour, dash) in zip(curves.items(), DRAFTER_LINES.items(), strict=False):
+        seconds, tokens = curve
         data.append(line(name, seconds, tokens, colour))
+        data[-1]["line"]["dash"] = dash
         span, most = max(span, seconds[-1]), max(most, tokens[-1])
     return figure(data, span, most, showlegend=True, height=250)
 

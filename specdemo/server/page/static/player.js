@@ -208,8 +208,7 @@ const tellingRound = (rounds) => {
   return best > 0 ? scores.indexOf(best) : -1;
 };
 
-const SAME = "The answer is the same: without sampling a guess is kept only if it is the model's own choice, and with "
-  + "sampling both runs draw with the same noise. Each race compares two independent runs.";
+const SAME = "The answer is the same: a guess is kept only if the model chooses it too. Each race compares both runs.";
 
 /* The captions of the tour: a title, the part of the page in the light, the words for the message of a run
    and the number of its telling round, and whether that round is shown before (0) or after (1) its check. */
@@ -228,8 +227,7 @@ const TOUR = [
     + `itself. Here that took ${milliseconds(rounds[round].verify_seconds)}. Guesses are accepted up to the first one `
     + "that differs.") },
   { title: "Keep", spot: ".sd-pane-spec", step: 1, words: ({ trace: { rounds, summary } }, round) => (
-    `${roundWords(rounds[round])} The next round begins there. ${summary.drafted - summary.accepted} guesses of this `
-    + "run were not kept; the cache forgets them without copying anything.") },
+    `${roundWords(rounds[round])} The next round begins there. In all, ${summary.drafted - summary.accepted} guesses were not kept.`) },
   { title: "What it is worth", spot: ".sd-verdict", words: ({ trace: { summary, settings }, verdict }) => {
     const paid = verdict.races?.some(({ counted: counts }) => counts) && summary.speedup;
     const differing = settings.coupling === "maximal" && settings.temperature;

@@ -13,8 +13,8 @@ const KINDS = {
   plain: ["own", "added by the target model: nothing was guessed"],
 };
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
-const HINT = "Green: accepted guesses. Underlined: corrections. Point at a token, tap it, or walk with the arrow keys "
-  + "to see where it came from.";
+const hint = () => ["Guesses: ", make("span", "sd-tok sd-right", "accepted"), " or ", make("span", "sd-tok sd-wrong", "corrected"),
+  ". Point at a token, tap it, or walk with the arrow keys to see where it came from."];
 
 const cellOf = (look, glyph, { text }, ...more) => (
   make("span", "sd-cell sd-" + look, glyph, make("bdi", "", visible(text.trim() || text) || "end"), ...more));
@@ -85,7 +85,7 @@ export class TokenLine {
     for (const one of [node, facts?.cell]) one?.classList.add("sd-lit");
     this.active = node;
     this.point(facts?.round);
-    this.line.textContent = node ? this.words(facts) : HINT;
+    this.line.replaceChildren(...(node ? [this.words(facts)] : hint()));
     if (facts?.rejected && facts.candidates.length) {
       this.line.append(make("span", "sd-candidates", "Candidates, draft / target:", ...candidateCells(facts)));
     }
