@@ -615,8 +615,8 @@ def test_both_panes_and_the_figure_are_on_the_first_screen_from_first_token_to_v
 
 
 def test_a_race_is_shown_at_once_and_its_repeats_end_when_the_visitor_acts(open_tab, monkeypatch):
-    """It replays side by side by one press, which ends the repeats; the press that asked, which its
-    answer may follow at once, does not."""
+    """It replays side by side by one press, which ends the repeats, and a chosen token stays
+    chosen; the press that asked, which its answer may follow at once, does not."""
     monkeypatch.setattr("specdemo.server.page.events.DRAWING_SECONDS", 600.0)  # none begins
     limits = VisitorLimits(per_minute=10_000)
     session = ToySession(lambda question: question[::-1])
@@ -627,11 +627,14 @@ def test_a_race_is_shown_at_once_and_its_repeats_end_when_the_visitor_acts(open_
         expect(tab.page.locator(".sd-headline")).to_contain_text("x")
         tab.page.evaluate("new Promise(go_on => setTimeout(go_on, 300))")
         assert f"{address}/stop" not in tab.requested
+        tab.page.locator(".sd-text-spec .sd-tok").nth(2).hover()
+        expect(tab.page.locator(".sd-about")).to_have_class(re.compile("sd-open"))
         tab.press("▶ Replay side by side")
         until(session.questions[-1].stop.is_set)
         expect(tab.page.locator(".sd-view")).to_have_attribute("data-phase", "done")
         assert f"{address}/stop" in tab.requested
         tab.page.wait_for_function("window.specdemo.race.motion.view === Infinity")
+        expect(tab.page.locator(".sd-about")).to_have_class(re.compile("sd-open"))
         tab.close()
         tab.close = lambda: None
 
@@ -644,10 +647,12 @@ def test_forced_colours_keep_the_chart_the_bars_the_chosen_tab_and_the_outline_o
       const style = (name) => getComputedStyle(document.querySelector(name));
       return [style('.sd-chart .main-svg').backgroundColor === style('.sd-chart .js-line').stroke,
         style('.sd-panes .sd-bar').backgroundColor === style('.sd-track').backgroundColor,
-        style('[role="tab"][aria-selected="true"]').borderBottomWidth];
+        style('[role="tab"][aria-selected="true"]').borderBottomWidth,
+        style('.sd-about .sd-right').textDecorationStyle,
+        style('.sd-about .sd-wrong').textDecorationStyle];
     }""")
     page.emulate_media(forced_colors="none")
-    assert looks == [False, False, "4px"]
+    assert looks == [False, False, "4px", "dotted", "double"]
 
 
 @pytest.mark.parametrize("looks", [PHONE, DESK], ids=["phone in the dark", "desk"])
@@ -804,7 +809,7 @@ def test_a_busy_machine_gets_a_figure_which_says_that_it_decides_nothing(tab):
     races = [at_pace(watched, 1, 2, share=share) for share in (0.25, 0.5, 0.5)]
     open_run(tab.page, on_show(races).to_json())
     expect(tab.page.locator(".sd-headline")).to_have_text("about 2.0x")
-    words = "in this race; busy machine, no verdict yet"
+    words = "in this race; busy machine, no verdict"
     expect(tab.page.locator(".sd-qualifier")).to_have_text(words)
     expect(tab.page.locator(".sd-dots .sd-hint")).to_have_count(0)
 

@@ -108,6 +108,8 @@ def test_runs_that_draft_nothing_or_last_no_time_are_not_compared():
     undrafted = tuple(dataclasses.replace(one, drafted=()) for one in TRACE.rounds[::2])
     words = wording.verdict(changed(rounds=undrafted))
     assert (words["headline"], words["tone"]) == ("Nothing was drafted", "neutral")
+    assert words["sentence"] == "5 tokens in 0.08 s and 0.16 s; nothing was drafted."
+    assert words["races"] == [] and not any("round" in note for note in words["notes"])
     words = wording.verdict(at_pace(TRACE, 0.0011, 0.0017))
     assert (words["headline"], words["tone"]) == ("Too short to matter", "neutral")
 

@@ -183,11 +183,11 @@ def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
         words = wording.verdict(trace)
         assert words["tone"] == "unclear" and words["headline"] == "about 2.0x"
         told = "busy machine" if why == taken else why
-        assert words["qualifier"] == f"in this race; {told}, no verdict yet"
+        assert words["qualifier"] == f"in this race; {told}, no verdict"
         assert words["races"][0]["why"] == why and not words["races"][0]["counted"]
     trace = race.on_show([TRACE, starved_race, at_pace(TRACE, 0.1, 0.15, share=0.81)])
     assert trace.speedup == pytest.approx(1.5) and trace.verdict.races == 1
-    note = "1 race not counted: other programs take half of this machine."
+    note = "1 race not counted: other programs took part of this machine."
     assert wording.verdict(trace)["notes"][-1] == note
     assert from_json(trace.to_json()) == trace
 
@@ -269,10 +269,9 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
     assert done["phase"] == "done" and len(done["trace"]["repeats"]) == (0 if stopped else 24)
     assert done["verdict"]["headline"] == "1.52x"
     assert done["verdict"]["qualifier"].startswith("in this race") == stopped
-    counts = [
-        one["note"].rpartition(": ")[2] for one in sent if "in the background: " in one["note"]
-    ]
-    assert counts[:3] == ([] if stopped else ["1 of 6", "2 of 6", "3 of 6"])
+    notes = [one["note"].rpartition(": ")[2] for one in sent if one["phase"] == "again"]
+    told = ("1 race, 1", "2 races, 1", "3 races, 2")[: 1 if stopped else 3]
+    assert notes[:3] == [f"{raced} that count (at least 6 decide)" for raced in told]
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
 
 

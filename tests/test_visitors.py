@@ -264,6 +264,14 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
         assert list(seen)[-1]["phase"] == "done"
 
 
+def test_a_race_in_which_nothing_was_drafted_is_not_repeated(service, monkeypatch):
+    monkeypatch.setattr(events, "DRAWING_SECONDS", 0.0)
+    for drafter in ("none", "model"):
+        with closing(race(service, "again and again", drafter=drafter)) as messages:
+            phases = {one["phase"] for one in messages}
+        assert ("again" in phases) == (drafter == "model"), drafter
+
+
 # Figures for monitors
 
 

@@ -15,6 +15,7 @@ import gradio as gr
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
+from specdemo.machine.terminal import counted
 from specdemo.runs.display import SOURCES, Curve, wall_clock
 from specdemo.runs.judge import MIN_RACES, times
 from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
@@ -27,7 +28,7 @@ from specdemo.server.page import MAX_EVENTS, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
 
-REPEATING = "Repeating in the background: {} of {}"
+REPEATING = "Repeating in the background: {}, {} that count (at least {} decide)"
 REPEAT_SECONDS = 10.0  # of repeats in the background, at most
 DRAWING_SECONDS = 0.5  # before the first repeat: the browser here may draw the race
 
@@ -114,15 +115,20 @@ def race(session: LimitedSession, question: Question) -> Iterator[str]:
                 yield message(phase, note, **new)
                 new, sent = {"rounds": [], "baseline": []}, time.monotonic()
         assert trace is not None
-        if not enough(trace, seconds):
-            yield finished(trace, "again", "The race is repeated in the background")
+        if summarize(trace).drafted and not enough(trace, seconds):
+            yield finished(trace, "again", _repeating(trace))
             figures = {"sentence": wording.verdict(trace)["sentence"]}  # of the race in the panes
             for trace in _repeats(session, question.stop, events):
-                count = trace.verdict.races if trace.verdict else 0
-                note = REPEATING.format(count, max(count, MIN_RACES))
-                yield message("again", note, verdict=wording.verdict(trace) | figures)
+                verdict = wording.verdict(trace) | figures
+                yield message("again", _repeating(trace), verdict=verdict)
     ended = ("stopped", "Stopped.") if trace.identical is None else ("done",)
     yield finished(trace, *ended)
+
+
+def _repeating(trace: Trace) -> str:
+    count = trace.verdict.races if trace.verdict else 0
+    raced = counted(len(trace.pairs), "race")
+    return REPEATING.format(raced, count, MIN_RACES)
 
 
 def _repeats(

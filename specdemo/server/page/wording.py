@@ -33,6 +33,7 @@ READING_SHARE = 0.1  # of a run's time; above it, the time from the question on 
 LOOP_PHRASE, LOOP_WINDOW, LOOP_TOKENS = 6, 32, 20
 """Tokens. Of 17 answers those that looped had 28 or more such tokens, all others at most 7."""
 BUSY = "other programs take"  # as judge.starved begins
+OTHERS = "other programs took part of this machine"
 SHORT_SECONDS = 0.05  # of decoding; shorter runs that look the same are not compared
 LOOP = "This answer repeats itself, so guessing is easy."
 GENERATES = {"max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"}
@@ -83,6 +84,7 @@ def verdict(trace: Trace) -> dict[str, Any]:
         "races": [
             {"speedup": pair.speedup, "counted": not pair.why, "why": pair.why}
             for pair in trace.pairs
+            if summary.drafted
         ],
         "result": result.sentence,
     }
@@ -105,7 +107,7 @@ def _result(trace: Trace, result: Verdict) -> dict[str, Any]:
     if not result.races:
         busy = "busy machine" if result.why.startswith(BUSY) else result.why
         figure = f"about {summary.speedup or 0.0:.1f}x"
-        return _words("unclear", figure, f"in this race; {busy}, no verdict yet")
+        return _words("unclear", figure, f"in this race; {busy}, no verdict")
     tone, figure = TONES[result.result], times(result.speedup)
     if result.races == 1:
         place = "the one race that counts" if trace.pairs[0].why else "this race"
@@ -122,6 +124,8 @@ def _pace(trace: Trace) -> str:
     summary = summarize(trace)
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds or 0.0
     baseline_decoded = summary.baseline_decoded or 0
+    if not summary.drafted:  # a difference is the machine's: neither saved nor lost
+        return f"{counted(summary.tokens, 'token')} in {seconds:.2f} s and {baseline_seconds:.2f} s"
     words = f"{counted(summary.tokens, 'token')} in {seconds:.2f} s instead of "
     if summary.decoded != baseline_decoded:  # two texts: seconds saved would compare their lengths
         each, other = seconds / summary.decoded, baseline_seconds / baseline_decoded
@@ -139,6 +143,10 @@ def _notes(trace: Trace) -> list[str]:
         notes.append(LOOP)
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(counted(summary.tokens, "token")))
+        if trace.settings.json_schema:
+            notes.append("So it is no JSON yet: set more tokens, or a schema with a maxLength.")
+    if not summary.drafted:
+        return notes
     result = trace.verdict
     if not (result and result.races):  # the headline has the reason
         bound = summary.tokens_per_round
@@ -154,7 +162,8 @@ def _notes(trace: Trace) -> list[str]:
             f"A round gives {summary.tokens_per_round:.2f} tokens and takes as long as "
             f"{cost:.2f} tokens of the baseline."
         )
-    reasons = Counter(pair.why for pair in trace.pairs if pair.why not in ("", WATCHED))
+    whys = [pair.why for pair in trace.pairs if pair.why not in ("", WATCHED)]
+    reasons = Counter(OTHERS if why.startswith(BUSY) else why for why in whys)
     return notes + [f"{counted(n, 'race')} not counted: {why}." for why, n in reasons.items()]
 
 
@@ -207,7 +216,8 @@ def reading(trace: Trace) -> str:
     share of that; else empty. The headline compares only what follows the first token."""
     figures, shown = summarize(trace), trace.baseline.tokens if trace.baseline else ()
     total = figures.time_to_first_token + figures.decode_seconds
-    if not trace.identical or not figures.speedup or trace.prefill_seconds <= READING_SHARE * total:
+    comparable = trace.identical and figures.speedup and figures.drafted
+    if not comparable or trace.prefill_seconds <= READING_SHARE * total:
         return ""
     return (
         f"Including the prompt: {times(shown[-1].shown_at / total)}, {total:.2f} s instead of "

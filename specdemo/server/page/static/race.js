@@ -44,8 +44,9 @@ export class RaceView {
     if (message.figure && !trace) this.drawDrafts(message);
     if (phase === "again" && !trace) this.tell(verdict, this.message);
     if (KEEPING.includes(phase) || !trace && !running) return;
-    const again = this.trace && phase === "done" && { ...this.motion };   // after repeats
-    if (!this.live || trace) this.reset(phase);
+    const again = this.trace && phase === "done" && { ...this.motion, chosen: this.tokenLine.active?.facts.position,
+      tops: this.panes.map(({ box }) => box.scrollTop) };   // after repeats
+    if (!this.live || trace) this.reset(phase, again);
     const { rounds = [], baseline } = trace ?? message;
     this.addAll(rounds, baseline?.tokens ?? baseline ?? []);
     if (trace) this.settle(message, phase !== "opened", again);
@@ -60,20 +61,19 @@ export class RaceView {
     this.root.removeAttribute("data-moving");
   }
 
-  reset(phase) {
+  reset(phase, again) {
     if (phase === "opened" || !this.live) this.run = String(Number(this.run) + 1);
     Object.assign(this, { live: phase !== "opened", trace: null });
     this.motion.play(false);
     this.motion.drawn = null;
     delete this.root.dataset.settled;
-    this.find(".sd-plot").dataset.run = "";   // style.css hides the chart of the run before
+    if (!again) this.find(".sd-plot").dataset.run = "";   // style.css hides the chart of the run before
     for (const pane of this.panes) pane.clear();
     this.tree.replaceChildren();
     this.tokenLine.pick(null);
     this.find(".sd-link-text").hidden = this.find(".sd-playhead").hidden = this.find(".sd-drafts-chart").hidden = true;
     for (const name of ["kept", "caption", "time"]) say(this.find(".sd-" + name), "");
-    this.tell({ tone: "running", headline: "Racing", qualifier: "First with drafts, then one token at a time: "
-      + "neither run takes the processor from the other." });
+    this.tell({ tone: "running", headline: "Racing", qualifier: "First with drafts, then one token at a time." });
     if (RUNNING.includes(phase)) bringIntoView(this.find(".sd-panes"));
   }
 
@@ -130,7 +130,7 @@ export class RaceView {
   }
 
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. `again` is
-     what the player did when the repeats of the race on show ended. */
+     what was on show when the repeats ended. */
   settle(message, watched, again) {
     const { spec, panes } = this, { trace, verdict, curve, model, program } = message;
     Object.assign(this, { trace, message, live: false });
@@ -145,15 +145,16 @@ export class RaceView {
     }
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
-      + `is not included${reused ? `; ${reused} of its ${prompt} tokens were in the cache` : ""}.`);
+      + `is not included${reused ? `; ${reused} of its ${prompt} tokens had been read before` : ""}.`);
     // Not earlier: during a race, drawing the rounds would take time from it.
     drawTree(this.tree, spec, this.baseline);
     drawEngineering(this.find, trace, curve);
     say(this.find(".sd-python"), program.python);
     say(this.find(".sd-curl"), program.curl.replace("{page}", page.slice(0, -1)));
     this.motion.jump(again ? again.view : Infinity);
+    this.tokenLine.pick(spec.box.querySelectorAll(".sd-tok")[again?.chosen]);
+    if (again) panes.forEach(({ box }, at) => box.scrollTop = again.tops[at]);
     if (again?.playing) this.motion.start();
-    else this.drawChart();
     this.hooks.settled(message, watched, again);
     const ends = panes.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-chart").ariaLabel = `Tokens against seconds: speculative ${ends[0]}, autoregressive ${ends[1]}`;
