@@ -155,6 +155,8 @@ def test_an_answer_that_repeats_itself_is_recognised(tokens, loops):
 def test_an_answer_that_loops_is_named_and_not_green_and_a_cut_one_is_named(monkeypatch):
     cut = "The answer was cut at 9 tokens, the maximum that was set."
     assert wording.verdict(TRACE)["notes"] == [cut]
+    by_schema = dataclasses.replace(TRACE.settings, json_schema="{}")
+    assert wording.verdict(changed(settings=by_schema))["notes"] == [cut, wording.UNFINISHED]
     monkeypatch.setattr(wording, "repeats_itself", lambda tokens: tokens == TRACE.token_ids)
     words = wording.verdict(on_show([TRACE, *(at_pace(TRACE, 1.0, 2.0) for _ in range(6))]))
     assert words["headline"] == "2.00x" and words["tone"] == "neutral"

@@ -42,6 +42,7 @@ CUTS = {
     "length": "The answer was cut at {}, the maximum that was set.",
     "context": "The answer was cut at {}: the model's context is full.",
 }
+UNFINISHED = "Its JSON is not complete: allow more tokens, or bound its strings by maxLength."
 TONES = {"faster": "faster", "slower": "slower", "undecided": "unclear"}
 EXPECTED = {0.5: ": quick, often wrong", 4.0: ": small, sometimes wrong"}
 """By billions of weights: what to expect of a model with fewer."""
@@ -144,7 +145,7 @@ def _notes(trace: Trace) -> list[str]:
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(counted(summary.tokens, "token")))
         if trace.settings.json_schema:
-            notes.append("So it is no JSON yet: set more tokens, or a schema with a maxLength.")
+            notes.append(UNFINISHED)
     if not summary.drafted:
         return notes
     result = trace.verdict
