@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import logging
+import signal
 from contextlib import suppress
 from unittest.mock import Mock
 
@@ -297,6 +298,19 @@ def test_a_line_of_the_log_has_the_id_of_the_response(build, monkeypatch, log_fo
         figures = json.loads(line)
         assert (figures["request"], figures["outcome"]) == (id, "length")
         assert figures["tokens"] == {"answer": 2, "baseline": 0}
+
+
+@pytest.mark.parametrize("command", [("serve", "--no-ray"), ("page",)])
+def test_every_line_of_a_server_is_json_where_the_log_is(build, capfd, monkeypatch, command):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("specdemo"), "level", logging.NOTSET)
+    server = build(*command, "--log-format", "json").server
+    server._guard.open = 1
+    server.handle_exit(signal.SIGTERM, None)
+    out, err = capfd.readouterr()
+    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    assert not out and messages[-1].startswith("Finishing what has begun")
 
 
 def test_the_drafter_of_the_options_is_that_of_requests_that_name_none(build):

@@ -65,6 +65,7 @@ def page(options: PageOptions) -> None:
         raise RequestFailed(f"{message}; set TMPDIR to one that can.") from None
     listening = bound_socket(options.host, options.port)
     chosen_pair(options, default=lambda: EMBEDDED)  # raises InvalidOption
+    metrics.log_requests(options.log_format)
 
     from huggingface_hub import constants
 
@@ -77,7 +78,6 @@ def page(options: PageOptions) -> None:
     menu = model_menu.ModelMenu(ModelChoice(**models), options.strangers, **capacity)
     limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(menu.first, menu.open_session, limits, menu.fetch)
-    metrics.log_requests(options.log_format)
     service.load(menu.first)
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
@@ -94,7 +94,7 @@ def page(options: PageOptions) -> None:
     app = page_app(service, menu, guard, options.max_new_tokens, download)
     if options.share:
         guard.hosts.add(public_name(options.host, options.port))
-    print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
+    metrics.announce(f"The page is up: {url_of(options.host, options.port)}/")
 
     proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
     end = partial(finish, app, service)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from specdemo.commands.shared import chosen_pair, options_of, sectioned
 from specdemo.errors import BadInput, MissingPackage, RequestFailed, install
 from specdemo.server.backend import LocalBackend
-from specdemo.server.metrics import log_requests
+from specdemo.server.metrics import announce, log_requests
 from specdemo.server.openai_api import openai_application
 from specdemo.server.server_options import ServeOptions, key_from_environment
 from specdemo.server.web_server import Server, bound_socket, url_of
@@ -22,6 +22,7 @@ def serve(options: ServeOptions) -> None:
     pair, _ = chosen_pair(options), key_from_environment()
     if not options.model:
         options = replace(options, pair=pair.name)
+    log_requests(options.log_format)
     if options.no_ray:
         serve_locally(options)
     elif importlib.util.find_spec("ray") is None:
@@ -39,7 +40,6 @@ def serve_locally(options: ServeOptions) -> None:
         raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
     listening = bound_socket(options.host, options.port)
     url = url_of(*listening.getsockname()[:2])
-    log_requests(options.log_format)
     backend = LocalBackend(options)
     app = openai_application(backend, options, key_from_environment())
     server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
@@ -49,18 +49,18 @@ def serve_locally(options: ServeOptions) -> None:
     def load() -> None:
         try:
             backend.load(options).result()
-            print(f"Ready: {url}/v1", flush=True)
+            announce(f"Ready: {url}/v1")
         except RequestFailed as error:
             if not server.should_exit:
                 failures.append(error)
                 server.should_exit = True
 
-    print(f"Listening at {url}; loading the model.", flush=True)
+    announce(f"Listening at {url}; loading the model.")
     threading.Thread(target=load, daemon=True).start()
     server.run([listening])
     if failures:
         raise failures[0]
-    print("Stopped.", file=sys.stderr)
+    announce("Stopped.", sys.stderr)
 
 
 def serve_on_ray(options: ServeOptions) -> None:
@@ -71,8 +71,8 @@ def serve_on_ray(options: ServeOptions) -> None:
         if os.path.exists(name):  # replicas run in other folders
             options = replace(options, **{field: os.path.abspath(name)})
     ended = threading.Event()
-    print("Starting Ray and the replicas.", flush=True)
+    announce("Starting Ray and the replicas.")
     with on_ray(options, ended) as url:
-        print(f"Ready: {url}/v1", flush=True)
+        announce(f"Ready: {url}/v1")
         ended.wait()
-        print("Finishing what has begun.", file=sys.stderr)
+        announce("Finishing what has begun.", sys.stderr)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -172,6 +172,15 @@ class JsonLines(TextLines):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
+
+
+def announce(line: str, file: TextIO | None = None) -> None:
+    """Print a line about the server itself; with `--log-format json` it is a line of the log."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    if any(isinstance(formatter, JsonLines) for formatter in formatters):
+        logging.getLogger("specdemo.server").info(line)
+    else:
+        print(line, file=file, flush=True)
 
 
 LEVELS = "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from specdemo.errors import BadInput
+from specdemo.server.metrics import announce
 from specdemo.server.request_guard import CONNECTIONS, RequestGuard, network_of
 
 READ_BYTES = 8192
@@ -202,7 +203,7 @@ class Server(uvicorn.Server):
         if self._guard.open and not self.should_exit:
             self._until = time.monotonic() + self._drain_seconds
             words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
-            print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
+            announce(f"{words}; Ctrl-C ends it now.", sys.stderr)
         self._guard.closing = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -14,6 +14,7 @@ import gradio as gr
 
 from specdemo.errors import RequestFailed
 from specdemo.machine.terminal import Progress
+from specdemo.server.metrics import announce
 from specdemo.server.page import PRIVATE
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import Service
@@ -72,7 +73,7 @@ class BackgroundDownload:
             if self._thread is not threading.current_thread():
                 return
             self.state, self.error = state, error
-        print(f"{self.pair.name}: {error or state}", file=sys.stderr, flush=True)
+        announce(f"{self.pair.name}: {error or state}", sys.stderr)
         if self.shared and work == self._fetch:
             if error:
                 time.sleep(RETRY_SECONDS)

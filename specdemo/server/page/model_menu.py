@@ -20,6 +20,7 @@ from specdemo.pairs import registry
 from specdemo.pairs.hub import WORKING_BYTES
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
+from specdemo.server.metrics import announce
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -73,7 +74,7 @@ class ModelMenu:
         if first.pair == AUTO:
             pair, why = registry.default_pair()
             self.first, self.later = replace(first, pair=pair.name), registry.pair_to_fetch(pair)
-            print(f"pair {why}", file=sys.stderr, flush=True)
+            announce(f"pair {why}", sys.stderr)
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models

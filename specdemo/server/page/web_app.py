@@ -28,6 +28,7 @@ from specdemo.runs.display import SOURCES
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.trace import Trace
 from specdemo.server.application import application
+from specdemo.server.metrics import announce
 from specdemo.server.page import MAX_EVENTS, benchmark, events
 from specdemo.server.page.background_download import BackgroundDownload
 from specdemo.server.page.layout import IDEA, LOOKS, STATIC, TITLE, build, fill
@@ -290,5 +291,5 @@ def public_name(host: str, port: int) -> str:
     except Exception as error:  # from the download of the tunnel's program, or from its server
         raise RequestFailed(f"No public link could be made: {error}") from error
     name = str(urlsplit(tunnel).netloc)
-    print(f"Anybody can reach it for a week: https://{name}", flush=True)
+    announce(f"Anybody can reach it for a week: https://{name}")
     return name
