@@ -283,7 +283,8 @@ class Answers:
         if options.strangers:
             require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > limit:
-            raise BadInput(f"This model answers with at most {limit} tokens.", "max_tokens")
+            wanted = f"max_tokens is {settings.max_new_tokens}"
+            raise BadInput(f"{wanted}; this model answers with at most {limit}.", "max_tokens")
         characters = request.characters
         readable = self._session.context_limit * self._tokenizer.longest_token
         readable *= len(request.prompts)

@@ -53,7 +53,7 @@ DEFAULTS: dict[str, tuple[object, ...]] = {
     name: values
     for values, names in (
         (NOTHING, "logprobs top_logprobs echo suffix tools tool_choice functions function_call"),
-        (NOTHING, "response_format modalities audio web_search_options"),
+        (NOTHING, "response_format modalities audio"),
         ((True,), "skip_special_tokens spaces_between_special_tokens detokenize"),
         ((False,), "use_beam_search include_stop_str_in_output early_stopping return_token_ids"),
         ((False,), "return_tokens_as_token_ids"),
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, tuple[object, ...]] = {
         ((0,), "min_tokens mirostat n_probs n_keep dynatemp_range dry_multiplier xtc_probability"),
         (([],), "stop_token_ids bad_words documents"),
         ((None,), "truncate_prompt_tokens prompt_logprobs allowed_token_ids chat_template"),
-        ((None,), "guided_json structured_outputs"),
+        ((None,), "guided_json structured_outputs web_search_options"),
         (("",), "grammar"),
     )
     for name in names.split()
