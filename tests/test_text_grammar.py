@@ -517,6 +517,8 @@ WHOLE = {"type": "integer"}
         ),
         ({"enum": ["\x7f"]}, r'"\u007f"', "1"),
         ({"properties": {"a": {}, "title": {}}, **WHOLE}, "1", '"'),
+        ({"type": "array", "contains": True}, "[1]", "[]"),
+        ({"type": "array", "contains": {}, "minContains": 0, "maxContains": 1}, "[]", "[1,"),
     ],
     ids=lambda value: str(value)[:60],
 )

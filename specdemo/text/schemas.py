@@ -170,6 +170,12 @@ def _drop_idle(part: Schema) -> None:
             del part[name]
     if part.get("not") is False:
         del part["not"]
+    if part.get("contains") is True or part.get("contains") == {}:  # which each item is
+        least = [part.get("minItems", 0), part.get("minContains", 1)]
+        most = [part[name] for name in ("maxItems", "maxContains") if name in part]
+        if all(map(_is_number, least + most)):
+            part |= {"minItems": max(least)} | ({"maxItems": min(most)} if most else {})
+            del part["contains"]
     if part.get("minContains") == 0 and "maxContains" not in part:
         part.pop("contains", None)
     for name, others in IDLE.items():
