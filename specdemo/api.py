@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from specdemo.errors import BadInput
 from specdemo.machine.terminal import progress_bar
 from specdemo.machine.threads import merged
-from specdemo.options import Whole, parse, unusable, wrong_parameter
+from specdemo.options import Whole, parse, shown, unusable, wrong_parameter
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
 from specdemo.runs.question import (
@@ -227,7 +227,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         try:
             extras = Extras.model_validate(others)
         except ValidationError as error:
-            raise wrong_parameter(error.errors(), others) from None
+            raise wrong_parameter(error.errors(), others, words=shown) from None
         if "num_assistant_tokens" in settings:
             settings["draft_tokens"] = settings.pop("num_assistant_tokens")
         if (sampled := settings.pop("do_sample", None)) is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
@@ -122,10 +122,14 @@ TYPES |= {"string_type": "a string", "list_type": "a list", "tuple_type": "a str
 
 
 def wrong_parameter(
-    findings: Sequence[ErrorDetails], body: Any = None, whole: str = "The body"
+    findings: Sequence[ErrorDetails],
+    body: Any = None,
+    whole: str = "The body",
+    words: Callable[[object], str] | None = None,
 ) -> BadInput:
     """The first of pydantic's `findings`, at its innermost place, as one sentence. It names all
-    kinds that a value of the JSON `body` may have; `whole` names the value itself."""
+    kinds that a value of the JSON `body` may have; `whole` names the value itself, `words`
+    shows a value (`shown_json`)."""
     for finding in findings:
         if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
             return cause
@@ -146,7 +150,7 @@ def wrong_parameter(
         kinds = " or ".join(filter(None, wanted))
         reason = f"it must be {kinds}" if kinds else _plain(here[0]["msg"])
         value = max(here, key=lambda finding: len(finding["loc"]))["input"]
-        message = f"{name} is {shown_json(value)}; {reason}."
+        message = f"{name} is {(words or shown_json)(value)}; {reason}."
     return BadInput(message, place[0][:100] if place else None, CODES.get(kind))
 
 

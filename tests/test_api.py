@@ -413,6 +413,13 @@ def test_unusable_options_are_named(toy):
             Pipeline(toy).race("hello", repeat=repeat)
     with pytest.raises(BadInput, match="^messages.0: content is None; it must be text"):
         Pipeline(toy).generate([Message("user", None)])
+    for wrong, words in (
+        ({"tools": None}, "^tools is None; it must be a list"),
+        ({"continue_final_message": None}, "^continue_final_message is None; it must be"),
+        ({"prompt": [{"role": "user", "content": True}]}, "^messages.0: content is True; it must"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            Pipeline(toy).generate(**{"prompt": "hello", **wrong})
 
 
 def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from specdemo.errors import BadInput
-from specdemo.options import wrong_parameter
+from specdemo.options import shown, wrong_parameter
 from specdemo.text.templates import Message, Template
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import FunctionCall, Tools
@@ -182,7 +182,7 @@ def read_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[Messa
             try:
                 message = ChatMessage.model_validate(dict(message)).turn()
             except ValidationError as error:
-                reason = wrong_parameter(error.errors(), message)
+                reason = wrong_parameter(error.errors(), message, words=shown)
                 raise BadInput(f"messages.{number}: {reason}", "messages") from None
         turns.append(message)
     return turns
