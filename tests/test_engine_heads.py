@@ -4,6 +4,7 @@ rollback as an independent reference has them."""
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,6 +26,7 @@ from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.forward import KernelForward
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.drafts.model_drafters import DEPTH
+from specdemo.engine.engine import Engine
 from specdemo.engine.faults import ModelError
 from specdemo.engine.forwards import ModelSettings, Run, Taps
 from specdemo.errors import BadInput
@@ -342,6 +344,14 @@ def eagle_pair(tiny_llama_pair, tmp_path_factory):
     """With an embedding of the head's own, and normalized states in its chains."""
     folder = tmp_path_factory.mktemp("normalized")
     return with_eagle_head(tiny_llama_pair, folder, "int8", norm_output=True, embedding=True)
+
+
+def test_the_caches_of_target_and_head_fit_into_the_free_memory(eagle_pair):
+    memory = {"context_limit": 131_072, "available_bytes": lambda: 20_000_000, "cache_mb": 20}
+    with closing(Engine(eagle_pair, background=False, **memory)) as engine:
+        models = [cache.model for cache in engine._caches.values()]
+        assert len(models) == 2
+        assert sum(model.pool.limit * model.block_bytes for model in models) <= 20_000_000
 
 
 def states_of(pair, tokens: list[int]) -> np.ndarray:

@@ -285,7 +285,9 @@ class Engine:
         measured = cost_measurement.MEASURED_TOKENS
         set_aside = -(-measured // size) + 1 + states(measured)
         if not self._cache_tokens:
-            draft = self._files.draft
+            files = self._files
+            draft = files.draft or files.head
+            cached = files.draft or files.head_layers  # other heads have no KV cache
             free = self._available_bytes() - (weights_size(draft) if draft else 0)
 
             def fitting(memory: int) -> int:
@@ -294,7 +296,7 @@ class Engine:
 
             bound = half = free // 2
             if self._cache_mb is not None:
-                bound = min(self._cache_mb * 1_000_000, half if draft else free)
+                bound = min(self._cache_mb * 1_000_000, half if cached else free)
             room = fitting(max(bound, half)) - (2 + states(0)) * size
             # The states along a prompt may take as much memory as its keys and values.
             self._limit_context(room // 2 if states(0) else room, free, model)
