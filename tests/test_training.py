@@ -14,7 +14,7 @@ from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
 from specdemo.convert import exporting, heads
-from specdemo.errors import BadInput, SpecdemoError
+from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.machine import disk, measured
 from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.pairs import embedded
@@ -271,7 +271,7 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     assert card["text"]["conversations"] == 40 + 1000 // 40  # answers of 40 tokens
     assert card["text"]["given"] == "own.jsonl"
     kept = json.loads((tmp_path / "draft/work/settings.json").read_bytes())
-    assert kept["target_revision"], "another model in the same folder is seen"
+    assert kept["target_weights"], "another model in the same folder is seen"
     states = tmp_path / "draft/work/text/0000000.npy"
     of_writing = np.load(states)
     states.unlink()
@@ -301,6 +301,28 @@ def test_states_are_those_of_the_text_as_it_is_now(tiny_llama_pair, tmp_path):
     assert kept == [False, True, False] and list(folder.iterdir()) == [file]
 
 
+def test_texts_that_the_context_cannot_hold_are_left_out_and_named(
+    tiny_llama_pair, tmp_path, caplog
+):
+    rows = [{"u": "Who?"}, {"u": "Say it. " * 4000}, {"u": "When?", "a": "Now. "}]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    groups, asked = data.read_conversations(tmp_path / "own.jsonl", tmp_path, tiny_llama_pair)
+    [[given]] = groups.values()
+    assert (given.instruction, asked) == ("When?", ["Who?"])
+    assert "the instruction 'Say it. " in caplog.text and "is left out" in caplog.text
+
+
+def test_a_target_that_the_hub_cannot_give_is_named_before_a_missing_torch(
+    tmp_path, capsys, monkeypatch
+):
+    unreachable = FetchError("nobody/nothing cannot be fetched")
+    monkeypatch.setattr("specdemo.pairs.hub.read_listing", Mock(side_effect=unreachable))
+    monkeypatch.setattr(steps, "require_device", Mock(side_effect=SpecdemoError("no torch")))
+    target = ["--target", "nobody/nothing"]
+    assert cli.main(["train-draft", *target, "--out", str(tmp_path / "out")]) == 1
+    assert "nobody/nothing" in capsys.readouterr().err
+
+
 def test_a_run_is_not_continued_with_another_model_in_the_targets_folder(tmp_path):
     settings = TrainSettings(target="./model", out=tmp_path / "draft")
     work = settings.out / "work"
@@ -309,7 +331,7 @@ def test_a_run_is_not_continued_with_another_model_in_the_targets_folder(tmp_pat
     (work / "text").mkdir()
     for revision in ("", "one"):
         steps._open_work(settings, work, revision)
-    with pytest.raises(BadInput, match="other settings .target_revision one"):
+    with pytest.raises(BadInput, match="other settings .target_weights one"):
         steps._open_work(settings, work, "two")
 
 

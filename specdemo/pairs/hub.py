@@ -87,7 +87,7 @@ def download(
     """Fetch and verify the missing files of `repos`. Checks disk space and, with `to_run`, memory
     before the first byte. An exception in `report` stops the download; a later call resumes it.
     Raises FetchError or BadInput."""
-    listings = {repo: _listing(repo) for repo in repos}
+    listings = {repo: read_listing(repo) for repo in repos}
     size = missing = 0
     for repo, listing in listings.items():
         for file in listing.siblings:
@@ -104,8 +104,9 @@ def download(
     return [_fetched(repo, listing, meter) for repo, listing in listings.items()]
 
 
-def _listing(repo: str) -> ModelInfo:
-    """The Hub's metadata of `repo`, with the needed files only, sorted by size."""
+def read_listing(repo: str) -> ModelInfo:
+    """The Hub's metadata of `repo`, with the needed files only, sorted by size. Raises BadInput or
+    FetchError."""
     from huggingface_hub import HfApi
 
     name, revision, _ = split(repo)

@@ -65,6 +65,12 @@ def here(source: Source) -> bool:
     return _local(source) is not None
 
 
+def require(source: Source) -> None:
+    """Raise FetchError or BadInput unless the model is on this disk or the Hub has it."""
+    if source.repo and not here(source):
+        hub.read_listing(source.repo)
+
+
 def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
     """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
     Checks disk and memory first. Raises FetchError, BadInput or MissingPackage."""

@@ -10,6 +10,7 @@ interrupted run continues, and ends with the same data.
 import functools
 import hashlib
 import json
+import logging
 import random
 import tomllib
 from collections import deque
@@ -31,10 +32,12 @@ from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
 from specdemo.machine.disk import replacing
 from specdemo.machine.terminal import Progress, progress_bar
+from specdemo.options import shown
 from specdemo.pairs.loading import LoadedPair
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.training.recipe import TrainSettings
 
+log = logging.getLogger(__name__)
 _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 _FORMS = jinja2.Environment(
     variable_start_string="{", variable_end_string="}", undefined=jinja2.StrictUndefined
@@ -105,7 +108,8 @@ def read_conversations(
     path: Path, folder: Path, loaded: LoadedPair
 ) -> tuple[dict[Path, list[Conversation]], list[str]]:
     """The conversations of a user's own file, marked as greedy, by the file in `folder` that keeps
-    their states; and its instructions that have no answer yet. Raises BadInput."""
+    their states; and its instructions that have no answer yet. Says which are left out because
+    the context cannot hold them. Raises BadInput."""
     conversations, unanswered = [], []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -119,7 +123,10 @@ def read_conversations(
                 "answer may be missing)."
             ) from error
         answer = tuple(loaded.tokenizer.encode_beginning(text)[:MAX_ANSWER_TOKENS])
-        if answer:
+        length = len(loaded.template.render(question, loaded.tokenizer)) + len(answer)
+        if length > loaded.context_limit:
+            _say_left_out(question, length)
+        elif answer:
             conversations.append(Conversation(ANSWERED, True, question, text, answer))
         else:
             unanswered.append(question)
@@ -131,6 +138,13 @@ def read_conversations(
     for path in set(folder.glob("*.npy")) - groups.keys():  # of a text before it was edited
         path.unlink()
     return groups, unanswered
+
+
+def _say_left_out(text: str, tokens: int) -> None:
+    log.warning(
+        f"--text: the instruction {shown(text)} is left out, as its {tokens:,} tokens with an "
+        "answer are more than the target's context or KV cache holds."
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -191,6 +205,8 @@ def write_conversations(
         prompt = loaded.template.render(text, loaded.tokenizer)
         length = len(prompt) + longest
         if length > loaded.context_limit or _blocks(model, length) > model.pool.limit:
+            if kind == UNANSWERED:
+                _say_left_out(text, length)
             kind, text = instruction(number, ())
             prompt = loaded.template.render(text, loaded.tokenizer)
         temperature = 0.0 if number % 2 else random.Random(number).uniform(*TEMPERATURES)

@@ -14,9 +14,10 @@ import numpy as np
 
 from specdemo.convert import heads
 from specdemo.errors import BadInput, naming
-from specdemo.machine.disk import file_size, require_space
+from specdemo.machine.disk import file_size, require_space, sha256
 from specdemo.machine.hardware import require_device
 from specdemo.machine.terminal import progress_bar
+from specdemo.pairs import sources
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.training import data
@@ -37,6 +38,8 @@ def train_draft(settings: TrainSettings) -> str:
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
+    with naming(lambda field: "--target"):
+        sources.require(pair.target)
     require_device(f"torch:{settings.device}", "device")
     from specdemo.training import network
 
@@ -48,8 +51,8 @@ def train_draft(settings: TrainSettings) -> str:
         raise BadInput(f"--out {out} cannot be written: {error.strerror}.") from error
     with progress_bar() as report:
         loaded = load_pair(pair, report)
-    _open_work(settings, work, loaded.info.target_revision)
     assert isinstance(loaded.target, Path), "the default device runs IR"
+    _open_work(settings, work, sha256(loaded.target.with_suffix(".bin")))
     tables = heads.tables(loaded.target)
     network.first_weights(settings, tables[0].shape[1])  # fails now if `start` has another size
     made = sum(map(file_size, work.glob("*/*.npy")))
@@ -148,13 +151,13 @@ def _pair(settings: TrainSettings) -> Pair:
         return chosen_pair(replace(choice, assistant_model=NO_DRAFT))
 
 
-def _open_work(settings: TrainSettings, work: Path, revision: str = "") -> None:
-    """Make OUT/work for these settings and the target's `revision`, if it is known. Raises BadInput
-    if it belongs to others."""
+def _open_work(settings: TrainSettings, work: Path, weights: str = "") -> None:
+    """Make OUT/work for these settings and the hash of the target's `weights`, if it is known.
+    Raises BadInput if it belongs to others."""
     out, path = settings.out, work / "settings.json"
     values, left_out = asdict(settings), PRIVATE | GROWING
     described = {name: str(values[name]) for name in values if name not in left_out}
-    described |= {"target_revision": revision} if revision else {}
+    described |= {"target_weights": weights} if weights else {}
     begun = path.is_file() and any(file != path for file in work.iterdir())
     if not begun:  # also where an earlier call refused what it should read
         if not path.is_file() and out.exists() and any(out.iterdir()):
@@ -163,7 +166,7 @@ def _open_work(settings: TrainSettings, work: Path, revision: str = "") -> None:
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
         return
     stored = json.loads(path.read_bytes())
-    compared = stored.keys() - GROWING - ({"target_revision"} - described.keys())
+    compared = stored.keys() - GROWING - ({"target_weights"} - described.keys())
     other = [f"{name} {stored[name]}" for name in compared if stored[name] != described.get(name)]
     if other:
         raise BadInput(
