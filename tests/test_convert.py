@@ -393,6 +393,16 @@ def test_the_command_exports_a_file(tiny_file, tmp_path, capsys):
     assert cli.main(["export", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
 
 
+def test_the_command_exports_what_a_run_of_the_file_would(tmp_path, capsys):
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q4_1)
+    assert cli.main(["export", str(path), str(tmp_path / "out")]) == 0
+    assert "holds the IR of tiny (int4)" in capsys.readouterr().out
+    export(path, tmp_path / "run", "auto")
+    one, other = (tmp_path / folder / model_files.MODEL for folder in ("out", "run"))
+    assert one.with_suffix(".bin").read_bytes() == other.with_suffix(".bin").read_bytes()
+
+
 def test_a_file_that_is_split_gives_the_same_model(tiny_file, tmp_path):
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)

@@ -162,6 +162,8 @@ def test_tune_checks_every_draft_before_it_loads_one_and_keeps_nothing_of_a_fail
 ):
     load = Mock(side_effect=RequestFailed("no models"))
     monkeypatch.setattr(shared, "load_pair", load)
+    assert cli.main(["tune", "tiny", "--weight-format", "int4"]) == 2
+    assert capsys.readouterr().err.startswith("specdemo: --weight-format int4: the files of tiny")
     assert cli.main(["tune", "tiny", "--assistant-model", "./nowhere"]) == 2
     assert "--assistant-model './nowhere' is no folder" in capsys.readouterr().err
     load.assert_not_called()
@@ -400,8 +402,8 @@ def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):
 def test_the_format_of_a_model_is_that_of_most_weights_not_of_most_bytes(tmp_path):
     constant = '<data element_type="{}" shape="1" offset="0" size="{}"/>'
     sizes = {"u4": 60, "i8": 100, "f16": 90, "f32": 4}
-    (tmp_path / "model.xml").write_text("".join(map(constant.format, sizes, sizes.values())))
-    assert model_files.weight_format(tmp_path / "model.xml") == "int4"
+    (tmp_path / model_files.MODEL).write_text("".join(map(constant.format, sizes, sizes.values())))
+    assert model_files.weight_format(tmp_path) == "int4"
 
 
 # Models on this disk.

@@ -50,8 +50,7 @@ def tune(
 
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
-    fields = {"assistant_model": "--assistant-model"}
-    with progress_bar() as bar, naming(lambda field: fields.get(field, "PAIR_OR_MODEL")):
+    with progress_bar() as bar, naming(_option_of):
         results = tuple(race_drafts(choice, drafts, limit, bar))
         tuned = TuningResult(datetime.now(UTC).date().isoformat(), results)
         uncounted = next((row for row in results if not row.counted), None)
@@ -110,6 +109,11 @@ def race_drafts(
             verdict=figures.decision.verdict.sentence,
             counted=figures.decision.verdict.races,
         )
+
+
+def _option_of(field: str) -> str:
+    named = "assistant_model", "weight_format"
+    return f"--{field.replace('_', '-')}" if field in named else "PAIR_OR_MODEL"
 
 
 def _named(draft: str) -> str:

@@ -3,13 +3,14 @@ was measured of them."""
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from specdemo.commands.shared import completing, json_option, load_pair, write_report
 from specdemo.errors import DamagedModel, naming
 from specdemo.machine.terminal import counted, progress_bar, size
+from specdemo.pairs.registry import WeightFormat
 
 
 @click.command()
@@ -74,7 +75,12 @@ def fetch(pair: str) -> None:
     shell_complete=completing("model"),
 )
 @click.argument("out", type=click.Path(path_type=Path), help="The folder to make.")
-@click.option("--weight-format", type=click.Choice(("int8", "int4", "fp16")), default="int8")
+@click.option(
+    "--weight-format",
+    type=click.Choice(get_args(WeightFormat)),
+    default="auto",
+    help="As `run` takes it.",
+)
 @click.option(
     "--prediction-layer",
     type=click.Choice(("after", "before")),
@@ -82,6 +88,7 @@ def fetch(pair: str) -> None:
     "reads the target's state after its last norm, as it was trained, or before it.",
 )
 def export(source: str, out: Path, weight_format: str, prediction_layer: str | None) -> None:
+    from specdemo.convert import model_files
     from specdemo.convert.exporting import export
     from specdemo.pairs import sources
 
@@ -91,7 +98,7 @@ def export(source: str, out: Path, weight_format: str, prediction_layer: str | N
         [fetched] = sources.fetch([model], bar, to_run=False)
         own = prediction_layer or ""
         export(fetched.folder, out, weight_format, bar, name=model.name, prediction=own)
-    click.echo(f"{out} holds the IR of {model.name} ({weight_format})")
+    click.echo(f"{out} holds the IR of {model.name} ({model_files.weight_format(out)})")
 
 
 @click.command()

@@ -70,7 +70,8 @@ def export(
     plan = ExportPlan.of(source, weight_format, name or str(source), prediction)
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, plan.bytes + 100_000_000, f"Exporting {plan.name}")
-    report(Progress(f"Exporting {plan.name} to OpenVINO IR ({plan.weight_format})"))
+    stay = "; 4-bit layers stay" if plan.file and plan.blocks else ""
+    report(Progress(f"Exporting {plan.name} to OpenVINO IR ({plan.weight_format}{stay})"))
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"

@@ -20,11 +20,12 @@ _CONSTANT = re.compile(rb'<data element_type="(\w+)"[^>]* size="(\d+)"')
 _FORMATS = {"u4": "int4", "i4": "int4", "u8": "int8", "i8": "int8", "f16": "fp16"}
 
 
-def weight_format(model: Path) -> str:
-    """The format of most of an IR's weights, as `ModelChoice.weight_format` names it; "" if none
-    of these."""
+def weight_format(folder: Path) -> str:
+    """The format of most weights of the IR in `folder`, as `ModelChoice.weight_format` names it; ""
+    if none of these."""
+    model = next(filter(Path.is_file, (folder / MODEL, folder / HEAD)), None)
     totals: Counter[str] = Counter()
-    for kind, count in _CONSTANT.findall(model.read_bytes()):
+    for kind, count in _CONSTANT.findall(model.read_bytes()) if model else ():
         bits = int(kind[1:]) if kind.decode() in _FORMATS else 8
         totals[_FORMATS.get(kind.decode(), "")] += int(count) * 8 // bits
     [(most, _)] = totals.most_common(1) or [("", 0)]

@@ -143,8 +143,8 @@ def _opened(
             draft=pair.draft.name if pair.draft else None,
             target_revision=target.revision,
             draft_revision=draft.revision if draft else "",
-            target_weights=_weight_format(target),
-            draft_weights=_weight_format(draft) if draft else "",
+            target_weights=model_files.weight_format(target.folder),
+            draft_weights=model_files.weight_format(draft.folder) if draft else "",
         ),
         tokenizer=tokenizer,
         template=template,
@@ -200,11 +200,6 @@ def _head(
         require_target(head, target.folder / model_files.MODEL, pair.target.name)
     # A folder may hold nothing but a draft head.
     return head, (), draft if (draft.folder / model_files.MODEL).is_file() else None
-
-
-def _weight_format(model: Snapshot) -> str:
-    files = [model.folder / name for name in (model_files.MODEL, model_files.HEAD)]
-    return next((model_files.weight_format(file) for file in files if file.is_file()), "")
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:

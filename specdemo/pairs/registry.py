@@ -51,7 +51,7 @@ class ModelChoice:
         "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int8, or int4 "
         "if that takes more than half of the memory",
     )
-    thinking: bool = option(False, "let a model that can (Qwen3) think before it answers")
+    thinking: bool = option(False, "let a model that can (Qwen3, gpt-oss) think before it answers")
     device: Line = option(
         "CPU",
         "device of the target model: CPU (OpenVINO), or one of PyTorch's (torch:cpu, torch:cuda, "
