@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,11 +14,13 @@ import venv
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from specdemo import cli
 from specdemo.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
@@ -136,15 +139,28 @@ def test_the_wheel_holds_the_whole_package_and_its_command_answers(installed, em
     assert len(answer.split()) >= 2
 
 
+def kubernetes(kind: str) -> dict:
+    """What the example for Kubernetes specifies for the object of a kind."""
+    documents = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    return {document["kind"]: document["spec"] for document in documents}[kind]
+
+
 def serve_configs() -> list[dict]:
     """The configurations of Ray Serve among the examples, one of them within a RayService."""
-    service = next(
-        document
-        for document in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
-        if document["kind"] == "RayService"
-    )
     own = yaml.safe_load((EXAMPLES / "serve_config.yaml").read_text())
-    return [own, yaml.safe_load(service["spec"]["serveConfigV2"])]
+    return [own, yaml.safe_load(kubernetes("RayService")["serveConfigV2"])]
+
+
+def test_the_examples_for_containers_name_options_of_serve(monkeypatch):
+    pod = kubernetes("Deployment")["template"]["spec"]
+    command = re.search("^CMD (.*)$", (EXAMPLES / "Containerfile").read_text(), re.MULTILINE)
+    served = Mock()
+    monkeypatch.setattr("specdemo.commands.serve.serve_locally", served)
+    for arguments in (json.loads(command[1]), pod["containers"][0]["args"]):
+        assert cli.main(arguments) == 0
+    for options in (call.args[0] for call in served.call_args_list):
+        assert options.host == "0.0.0.0" and options.log_format == "json"
+        assert options.drain_seconds < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.slow
