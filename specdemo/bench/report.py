@@ -414,6 +414,8 @@ def tables(report: BenchReport) -> dict[str, Table]:
     # First how good our baseline is: a weak one flatters the speed-up.
     counted = any(row["counted"] for row in report.rows)
     ours = summary["autoregressive_tokens_per_s"] if counted else None
+    doubt = "" if counted else ", though no prompt counts"
+    users = report.decision.users
     ratios = {
         f"autoregressive, relative to {name}": ratio
         for name, peer in report.peers.items()
@@ -429,13 +431,14 @@ def tables(report: BenchReport) -> dict[str, Table]:
     facts |= {name: _listed(getattr(report, name)) for name in ("pair", "settings", "versions")}
     facts |= {name: getattr(details, name) for name in ("repeats", "created", "seconds")}
     rows: dict[str, Table] = {
-        "Summary": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
+        f"Summary{doubt}": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
         "Users at once": [
             row | {"interval": row["speedup"] and "{:.2f}x to {:.2f}x".format(*row["interval"])}
-            for row in report.decision.users
+            for row in users
+            if any(row["measurements"] for row in users)
         ],
-        "Speed-up by task": _column("speedup", by_task),
+        f"Speed-up by task{doubt}": _column("speedup", by_task),
         "Time of a token": _column("milliseconds", token_milliseconds(report)),
         "What else it saves": [
             {
