@@ -514,6 +514,17 @@ def test_the_load_test_counts_what_its_visitors_get(served, monkeypatch):
     assert figures["tokens_per_s"] > 40 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]
 
 
+def test_the_load_test_takes_a_model_of_ones_own(monkeypatch):
+    started = Mock(side_effect=RequestFailed("no server"))
+    monkeypatch.setattr(load_test, "started", started)
+    with pytest.raises(RequestFailed, match="no server"):
+        arguments = ["--pair", "me/big", "--assistant-model", "me/small"]
+        load_test.load.main(arguments, standalone_mode=False)
+    variables = started.call_args.kwargs
+    models = [variables[f"SPECDEMO_{name}"] for name in ("PAIR", "MODEL", "ASSISTANT_MODEL")]
+    assert models == ["", "me/big", "me/small"]
+
+
 @pytest.mark.slow
 def test_a_level_of_load_leaves_no_answer_to_the_next(served, monkeypatch):
     url, session, service = served

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ from specdemo.commands import shared
 from specdemo.errors import RequestFailed
 from specdemo.machine.server_process import started
 from specdemo.machine.terminal import show
-from specdemo.pairs.registry import find_pair
+from specdemo.pairs.registry import choice_of, chosen_pair
 
 LOAD_DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The other inputs of /generate, from the draft length to the numerics."""
@@ -33,13 +34,22 @@ LOAD_DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 @click.command()
 @click.option("--visitors", type=click.IntRange(1, 64), default=16, help="Most at a time.")
 @click.option("--seconds", type=click.FloatRange(1, 600), default=30, help="Of each level.")
-@click.option("--pair", default="embedded", help="What the server loads.")
+@click.option("--pair", default="embedded", metavar="PAIR_OR_MODEL", help="What the server loads.")
+@click.option("--assistant-model", default="", metavar="DIR_OR_REPO", help="The draft of it.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 2000), default=100)
 @shared.json_option
 def load(
-    visitors: int, seconds: float, pair: str, max_new_tokens: int, json_file: str | None
+    visitors: int,
+    seconds: float,
+    pair: str,
+    assistant_model: str,
+    max_new_tokens: int,
+    json_file: str | None,
 ) -> None:
-    find_pair(pair)
+    choice = replace(choice_of(pair), assistant_model=assistant_model)
+    chosen_pair(choice)  # raises for a wrong name
+    names = "pair", "model", "assistant_model"
+    models = {f"SPECDEMO_{name.upper()}": getattr(choice, name) for name in names}
     prompts = [prompt.instruction for prompt in spread(read_prompts(), None)]
     short = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
     # Each question ends in its own number, so that none is wholly in the server's prefix cache.
@@ -47,7 +57,7 @@ def load(
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
     fewer = [number for number in (1, 4, 8, 16, 32) if number < visitors]
-    with started("-m", "specdemo", "page", "--pair", pair, SPECDEMO_LOG="WARNING") as server:
+    with started("-m", "specdemo", "page", **models, SPECDEMO_LOG="WARNING") as server:
         for number in (*fewer, visitors):
             levels[number], failures = level(server.url, questions, max_new_tokens, number, seconds)
             errors += failures

@@ -421,6 +421,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
         for name, peer in report.peers.items()
         if name.endswith("/autoregressive") and (ratio := over(ours, peer["tokens_per_s"]))
     }
+    shown = {name.replace("_", " "): value for name, value in (ratios | figures).items()}
     no_peer: Row = {"settings": {}, "identical": None}
     engines = [
         {"": name, "tokens_per_s": rate, **report.peers.get(name, no_peer)}
@@ -431,7 +432,7 @@ def tables(report: BenchReport) -> dict[str, Table]:
     facts |= {name: _listed(getattr(report, name)) for name in ("pair", "settings", "versions")}
     facts |= {name: getattr(details, name) for name in ("repeats", "created", "seconds")}
     rows: dict[str, Table] = {
-        f"Summary{doubt}": _column("is", {n.replace("_", " "): v for n, v in (ratios | figures).items()}),
+        f"Summary{doubt}": _column("is", shown),
         "Answer lengths": [{**row, "": ""} for row in getattr(report, "lengths", ())],
         "Users at once": [
             row | {"interval": row["speedup"] and "{:.2f}x to {:.2f}x".format(*row["interval"])}
