@@ -1,8 +1,6 @@
 """What is measured of rounding at load holds afterwards: real (tiny) models, every setting. And the
 products of processors without VNNI."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import math
@@ -327,8 +325,9 @@ def test_what_is_measured_holds_with_the_instructions_of_other_processors(isa, s
     """oneDNN reads the variable when it is loaded, so in a process of its own, which uses every
     core. The plugin does not read it, and asks for dynamic quantization that oneDNN then has
     not."""
-    options = ("-q", "-p", "no:cacheprovider", "-n", "0", "-k", f"bits and ({settings})")
-    variables = {"ONEDNN_MAX_CPU_ISA": isa, "PYTEST_XDIST_WORKER": ""}
+    options = ("-q", "-p", "no:cacheprovider", "-k", f"bits and ({settings})")
+    variables = {"ONEDNN_MAX_CPU_ISA": isa, "PYTEST_XDIST_WORKER": "", "PYTEST_ADDOPTS": ""}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # their imports take a second
     done = python("-m", "pytest", __file__, *options, **variables)
     assert done.returncode == 0, done.stdout[-3000:]
 

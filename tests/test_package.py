@@ -1,7 +1,5 @@
 """What is installed: requirements, the wheel and the workflows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -92,11 +90,9 @@ def test_actions_are_pinned_by_hash():
 def installed(tmp_path_factory) -> Path:
     """The programs of an environment outside the checkout in which the built wheel is installed.
 
-    The tests run offline: pip builds with the setuptools of this environment, and the packages that
-    specdemo depends on come from this environment too."""
+    The tests run offline: setuptools builds as pip would ask it to, and the packages that specdemo
+    depends on come from this environment too."""
     folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
     source = folder / "source"  # a build leaves files beside its sources
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -104,14 +100,16 @@ def installed(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "specdemo", source / "specdemo", ignore=ignored)
     files = {str(file.relative_to(source)) for file in source.glob("specdemo/**/*.*")}
-    build = ["wheel", str(source), "--no-build-isolation", *offline, "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build], check=True)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, check=True)
     [wheel] = folder.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
     assert packed == files
     venv.create(folder / "clean")
     python = folder / "clean" / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    install = ["--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([*pip, *install], check=True)
     [packages] = (folder / "clean").glob("lib/python*/site-packages")
     (packages / "of_the_tests.pth").write_text(sysconfig.get_paths()["purelib"])
     return python.parent
