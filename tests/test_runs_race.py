@@ -1,8 +1,6 @@
 """Which races count, how often a race is repeated, and what the judge says of them: made-up races,
 and races of a session of toy models on their clock."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading
@@ -84,29 +82,13 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
     ("speedups", "result", "sentence"),
     [
         ([], "undecided", "Not counted: it rained; at least 6 decide."),
-        (
-            [1.42],
-            "undecided",
-            "1.42x in this race; at least 6 decide. 3 not counted: it rained.",
-        ),
+        ([1.42], "undecided", "1.42x in this race; at least 6 decide. 3 not counted: it rained."),
         ([1.0], "undecided", "1.00x in this race"),
-        (
-            [0.9, 1.2],
-            "undecided",
-            "Undecided: 1 of 2 races were faster; 0.90 to 1.20 over 2 races (at least 6 decide)",
-        ),
-        (
-            [1.2] * 5,
-            "undecided",
-            "Undecided: 5 of 5 races were faster; 1.20 to 1.20 over 5 races (at least",
-        ),
-        ([1.0, 1.26] * 4, "undecided", "Undecided: 4 of 8 races were faster"),
-        ([1.004] * 6, "undecided", "Undecided: 0 of 6 races were faster; 1.00 to 1.00"),
-        (
-            [1.43, 1.39, 1.48, 1.43, 1.44, 1.42],
-            "faster",
-            "1.43x: 1.39 to 1.48 over 6 races (97 % confidence). 3 not",
-        ),
+        ([0.9, 1.2], "undecided", "1 of 2 races were faster; 0.90 to 1.20 over 2 races (at least"),
+        ([1.2] * 5, "undecided", "5 of 5 races were faster; 1.20 to 1.20 over 5 races (at least"),
+        ([1.0, 1.26] * 4, "undecided", "4 of 8 races were faster"),
+        ([1.004] * 6, "undecided", "0 of 6 races were faster; 1.00 to 1.00"),
+        ([1.4, 1.3, 1.6] * 2, "faster", "1.40x: 1.30 to 1.60 over 6 races (97 % confidence). 3"),
         ([0.9, *[1.05] * 11], "faster", "1.05x: 1.05 to 1.05 over 12"),
         ([0.8, 0.5, 0.8] * 2, "slower", "0.80x: 0.50 to 0.80 over 6 races"),
     ],
@@ -114,7 +96,8 @@ def test_races_that_are_a_third_faster_are_called_faster_and_never_slower(races,
 def test_a_difference_is_claimed_where_the_medians_interval_shows_it(speedups, result, sentence):
     pairs = [PairedRuns(speedup) for speedup in speedups] + [PairedRuns(9.0, "it rained")] * 3
     verdict = judge(pairs)
-    assert verdict.result == result and verdict.sentence.startswith(sentence)
+    begin = "Undecided: " * ("races were" in sentence)
+    assert verdict.result == result and verdict.sentence.startswith(begin + sentence)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """What the machine and the shell change: interrupts, limits, calls that other systems lack, no
 telemetry, and counters of energy."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -267,7 +265,14 @@ def in_groups(monkeypatch, tmp_path, membership: str, files: dict[str, str]) -> 
 
 
 UNLIMITED = {"cpu.max": "max 100000", "memory.max": "max"}
+SERVICE, SLICE = "0::/a.slice/b.service\n", {"a.slice/cpu.max": "200000 100000"}
 V1 = "3:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc\n1:name=systemd:/docker/abc\n"
+
+
+def quota(group: str, microseconds: int) -> dict[str, str]:
+    """The files of a group of version 1."""
+    values = {"quota": microseconds, "period": 100_000}
+    return {f"{group}/cpu.cfs_{name}_us": str(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -280,32 +285,12 @@ V1 = "3:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc\n1:name=systemd:/docker/ab
         ("0::/\n", {"cpu.max": "150000 100000"}, 1, 1.0),
         ("0::/\n", {"cpu.max": "800000 100000"}, 4, 1.0),
         # systemd's CPUQuota of a service, and a tighter one of the slice that contains it
-        ("0::/a.slice/b.service\n", {"a.slice/b.service/cpu.max": "20000 100000"}, 1, 0.2),
-        (
-            "0::/a.slice/b.service\n",
-            {"a.slice/b.service/cpu.max": "300000 100000", "a.slice/cpu.max": "200000 100000"},
-            2,
-            1.0,
-        ),
+        (SERVICE, {"a.slice/b.service/cpu.max": "20000 100000"}, 1, 0.2),
+        (SERVICE, {"a.slice/b.service/cpu.max": "300000 100000", **SLICE}, 2, 1.0),
         ("0::/docker/of/the/host\n", {"cpu.max": "200000 100000"}, 2, 1.0),
         (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "50000"}, 4, 1.0),  # without a period: no limit
-        (
-            V1,
-            {"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            1,
-            0.5,
-        ),
-        (
-            V1,
-            {
-                "cpu/docker/abc/cpu.cfs_quota_us": "200000",
-                "cpu/docker/abc/cpu.cfs_period_us": "100000",
-                "cpu/cpu.cfs_quota_us": "-1",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            2,
-            1.0,
-        ),
+        (V1, quota("cpu,cpuacct", 50_000), 1, 0.5),
+        (V1, quota("cpu/docker/abc", 200_000) | quota("cpu", -1), 2, 1.0),
         ("nonsense", {"cpu.max": "50000 100000"}, 4, 1.0),
     ],
 )

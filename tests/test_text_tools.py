@@ -1,7 +1,5 @@
 """Calls of tools: each form lets a model write the very tokens it was trained on, and is read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -114,6 +112,15 @@ def read(model: SimpleNamespace, text: str, tools: Tools, size: int = 1000) -> t
     return content + new, [(call.name, call.arguments) for call in [*calls, *read_calls]]
 
 
+def pieces(text: str, size: int, tools: Tools) -> tuple[str, list]:
+    """The same of a text that comes `size` characters at a time."""
+    reader, content, calls = CallReader(tools), "", []
+    for begin in range(0, len(text), size):
+        more, new = reader.read(text[begin : begin + size], last=begin + size >= len(text))
+        content, calls = content + more, calls + list(new)
+    return content, calls
+
+
 def test_a_marker_that_is_a_token_is_that_token(marked):
     """Smallest case of a tokenizer of Qwen's."""
     place = marked.grammars.compiled("", Tools(FUNCTIONS, required=True))()
@@ -201,25 +208,16 @@ def test_text_that_only_looks_like_a_call_is_content(marked, text):
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
+def test_content_and_calls_are_told_apart_however_the_text_is_cut(size):
     arguments = '{"to": "<tool_call>\\n}\\n</tool_call>"}'
     call = f'<tool_call>\n{{"name": "greet", "arguments": {arguments}}}\n</tool_call>'
     text = f"Well, <tool> {call}\n{call} {call[:-3]}"
-    reader, content, calls = CallReader(Tools(FUNCTIONS)), "", []
-    for start in range(0, len(text), size):
-        more, read_calls = reader.read(text[start : start + size], start + size >= len(text))
-        content, calls = content + more, [*calls, *read_calls]
+    content, calls = pieces(text, size, Tools(FUNCTIONS))
     assert content == "Well, <tool>  " + call[:-3]
     assert [call.arguments for call in calls] == [arguments] * 2
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_end_of_a_list_of_calls_is_no_content_however_it_is_cut(size):
     text = CALLS["phi"][2]
-    reader, content = CallReader(Tools(FUNCTIONS, form=PHI)), ""
-    for start in range(0, len(text), size):
-        content += reader.read(text[start : start + size], start + size >= len(text))[0]
-    assert PHI.end in text and content == ""
+    content, _ = pieces(text, size, Tools(FUNCTIONS, form=PHI))
+    assert PHI.end in text and content == "", "the end of a list of calls"
 
 
 def test_the_form_is_that_of_the_template():
@@ -352,14 +350,6 @@ OBJECTS = (
     '{"name":"greet","arguments":{"name":"A","likes":"tea"}}',
     '{\n  "name": "greet",\n  "parameters": {\n    "name": "A",\n    "likes": "tea"\n  }\n}',
 )
-
-
-def pieces(text: str, size: int, tools: Tools) -> tuple[str, list]:
-    reader, content, calls = CallReader(tools), "", []
-    for begin in range(0, len(text), size):
-        more, new = reader.read(text[begin : begin + size], last=begin + size >= len(text))
-        content, calls = content + more, calls + list(new)
-    return content, calls
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL])
