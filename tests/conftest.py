@@ -1,7 +1,5 @@
 """What several test files share: the embedded pair, tiny exported models, a browser."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,8 +1,6 @@
 """EAGLE-3 heads in numpy, written from the equations, in float64: what the engine's are held
 against; and heads with made-up weights, in files as they are published."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What several test files share: made-up races, servers that run within a test, waiting for other
 threads."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import threading

@@ -3,8 +3,6 @@
 Model metadata, HEAD and GET of files, ETags, ranges, error codes; the upload of a Space.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from huggingface_hub.utils.sha import git_hash
 
@@ -75,7 +73,7 @@ class Hub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def __enter__(self) -> Hub:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 

@@ -8,8 +8,6 @@ optimum-intel 2.1.0, and hybrids with transformers 5.2.0 (`pip install --no-deps
 transformers==5.2.0`, PYTHONPATH=FOLDER).
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """The public face: `import specdemo`, answers, and the notebook of the examples."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """The audit tells a lossless engine from a broken one, and its statistics are right."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,8 +1,6 @@
 """A Dolly pair that arrives while the embedded one answers: real fetches from a Hub on 127.0.0.1,
 made-up sessions."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A benchmark of a toy session: prompts, JSON, arithmetic, peers, the decision, the command."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """The command line: exit codes, one-sentence errors, and what `run` prints and writes."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,8 +1,6 @@
 """Checkpoints and GGUF files become IR without torch: the logits of torch, the tokens of the
 reference tokenizer, whole or not at all; one sentence for what cannot be converted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -2,8 +2,6 @@
 sentence. As the draft of a pair they are found, fetched, and refused for another target before
 anything is compiled."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

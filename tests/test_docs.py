@@ -1,7 +1,5 @@
 """The documents: their length, and that what they name exists."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,8 +1,6 @@
 """Speculative decoding against autoregressive decoding on toy models: limits, stop tokens, drafters
 good and bad, and what rounding can and cannot change."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from itertools import product

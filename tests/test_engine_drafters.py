@@ -1,8 +1,6 @@
 """What n-gram lookup proposes, when a draft model is asked, and one with another vocabulary, which
 says in tokens of its own what the target says: its weights are the target's in another order."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,8 +1,6 @@
 """Decoders with experts, of Qwen3 and gpt-oss (with sliding windows and sinks): the graphs of
 optimum-intel's exports with made-up weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Draft heads and EAGLE-3 heads: what they read of the target, drafting with them; rows, chains and
 rollback as an independent reference has them."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import closing
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The paged model on a real (tiny) one: whatever is appended, truncated, forked, batched or
 released, the logits are those of computing the whole text anew. And what changes its graph."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

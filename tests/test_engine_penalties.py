@@ -1,7 +1,5 @@
 """Requests with every option and every source of draft tokens, with tiny models."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """How many tokens are drafted: it must pay where it can, and never lose. Whole answers are made-up
 recordings, which `tools.replay` decodes again over tables of costs."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

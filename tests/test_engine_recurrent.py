@@ -2,8 +2,6 @@
 exports with made-up weights. Whatever is accepted, rejected, forked or batched, their logits are
 those of one token at a time, to the bit."""
 
-from __future__ import annotations
-
 import re
 import threading
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """The accept/reject rule, exactly: on toy vocabularies every execution is enumerated, with its
 probability. `examples/speculative.py`, the idea of the engine, gives the engine's answers."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """From logits to seeded draws: filters, noise, and races."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

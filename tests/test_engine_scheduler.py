@@ -1,8 +1,6 @@
 """Requests that share forwards: each gets what it gets alone, nothing is kept, and a failure stays
 where it happened."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Checkpoints on torch devices: the same cache rules and answers as over OpenVINO, and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -3,8 +3,6 @@
 Each property has 100 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The rooms of the package: which imports which, and names that occur once."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

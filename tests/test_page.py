@@ -1,7 +1,5 @@
 """The page in a Chromium. Made-up sessions answer, except where a test is about real models."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

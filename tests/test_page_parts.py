@@ -1,8 +1,6 @@
 """The page's parts without a browser: what is sent to it, what a trace says in words and figures,
 inputs and links, and the choice of models."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Which draft a pair has, and what tune stores; agreement; profiles of a machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

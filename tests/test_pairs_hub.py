@@ -2,8 +2,6 @@
 
 The real huggingface_hub client runs against a Hub on 127.0.0.1."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

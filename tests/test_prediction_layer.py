@@ -1,8 +1,6 @@
 """A target's own prediction layer (tensors `mtp.*` of Qwen3.5) as a draft head: its IR
 against the modules of transformers, and drafting for a target with recurrent layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Who may ask a server, how large and how slow a request may be, and how a server ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

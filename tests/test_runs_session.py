@@ -1,8 +1,6 @@
 """Answers of real pairs through a Session: those of autoregressive decoding, whatever drafts, and
 errors in a sentence."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

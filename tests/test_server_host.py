@@ -1,7 +1,5 @@
 """The host of a server's models: loading for several who wait, changing, damaged files."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import aclosing

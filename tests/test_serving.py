@@ -1,8 +1,6 @@
 """The API over toy models: every shape and error that OpenAI's clients rely on. A token is a
 character."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

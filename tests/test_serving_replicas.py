@@ -1,7 +1,5 @@
 """The gateway against scripted replicas that die, are full or are missing; the command."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from threading import Event

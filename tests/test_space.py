@@ -1,8 +1,6 @@
 """What a Space gets, and how it begins: the card, the lock, the upload, a pair that was preloaded,
 and once the whole way in a browser."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Grammars of JSON Schemas: what they allow is valid JSON, speculation changes no token of it, and
 what cannot be used is refused in a sentence. Each schema's source and licence are in the file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

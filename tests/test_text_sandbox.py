@@ -1,7 +1,5 @@
 """Chat templates run in a process of its own: what they take is bounded, what they see is given."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

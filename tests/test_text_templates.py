@@ -1,7 +1,5 @@
 """Prompts are those of the model's own chat template, for any text; none becomes special."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

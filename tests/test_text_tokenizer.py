@@ -1,8 +1,6 @@
 """Text goes through the tokenizer unchanged, streams in whole characters, and never becomes a
 special token."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

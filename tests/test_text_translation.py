@@ -1,7 +1,5 @@
 """A draft model with another vocabulary: its text in the target's tokens, and the other way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

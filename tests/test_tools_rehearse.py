@@ -1,7 +1,5 @@
 """The rehearsal: made-up models that load and step like real ones, and what their costs promise."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Making a draft head for a tiny target: it learns, survives interruptions, and drafts."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path

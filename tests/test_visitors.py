@@ -1,8 +1,6 @@
 """Many visitors on one page: limits, stopping, failures in a sentence, monitoring, uploads,
 and the endpoints under load. Toy models answer."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,8 +1,6 @@
 """What the commands hand on: options, variables and limits reach the servers, and every metric
 counts what its name says. The servers are built as they are served, and asked in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

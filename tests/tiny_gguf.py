@@ -1,7 +1,5 @@
 """Tiny GGUF files of each architecture, written by the `gguf` package with torch's weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

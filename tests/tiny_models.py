@@ -6,8 +6,6 @@ A draft is its target with noise added, so that it is right often but not always
 optimum-intel takes longer than exporting, and the tests' own process need not do it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -2,8 +2,6 @@
 changes them. Also ways to run decodings on it: `drive` one at a time, `request` for the scheduler.
 """
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Mapping

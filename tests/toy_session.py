@@ -1,8 +1,6 @@
 """A real Session over toy models, which answer as a test prescribes: no model files, no OpenVINO
 inference, the same tokens each time."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter

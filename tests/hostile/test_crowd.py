@@ -1,7 +1,5 @@
 """Fifty visitors with hang-ups, and an attacker who flips every setting that strangers get."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,8 +1,6 @@
 """The dearest requests of each route, sent one after the other, and floods that are no requests,
 while another visitor waits for first tokens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,8 +1,6 @@
 """A bad day: killed, stopped, a full disk, damaged files, a home that cannot be written, an odd
 encoding. Each failure is one sentence, and the next start mends what was left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The lines of nginx in the guide, in front of a server with toy models."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

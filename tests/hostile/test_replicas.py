@@ -1,7 +1,5 @@
 """Replicas on Ray: one is killed under load, or the load brings another one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

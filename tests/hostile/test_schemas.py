@@ -1,8 +1,6 @@
 """Both servers against what schemathesis makes of their OpenAPI schemas, each for
 HOSTILE_SECONDS."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
