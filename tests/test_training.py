@@ -1,6 +1,7 @@
 """Making a draft head for a tiny target: it learns, survives interruptions, and drafts."""
 
 import json
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from specdemo.convert import exporting, heads
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.machine import disk, measured
 from specdemo.machine.measured import DraftResult, TuningResult
+from specdemo.machine.terminal import Progress
 from specdemo.pairs import embedded
 from specdemo.pairs.loading import chosen_draft
 from specdemo.pairs.registry import choice_of, chosen_pair
@@ -255,13 +257,17 @@ def test_what_lookup_proposes_weighs_little():
     assert weights == pytest.approx([1, 1, 1, 0.15, 0.15, 0.5])
 
 
-def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path):
+def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path, monkeypatch):
+    reports: list[Progress] = []
+    monkeypatch.setattr(data, "progress_bar", lambda: nullcontext(reports.append))
     rows = '{"u": "Who?", "a": "Nobody knows."}\n' * 40 + '{"u": "When?"}\n\n{"u": "Where?"}\n'
     (tmp_path / "own.jsonl").write_text(rows)
     (tmp_path / "wrong.jsonl").write_text("[]")
     with pytest.raises(BadInput, match="line 1 is not"):  # the same folder may be named again
         train(tmp_path / "draft", text=tmp_path / "wrong.jsonl", tokens=1000, passes=1)
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1000, passes=1)
+    first = next(step for step in reports if step.text == "Writing text")
+    assert first.done > 40, "answers that are written at once progress together"
     answered = (tmp_path / "draft/work/text/0000000.jsonl").read_text().splitlines()
     kinds = [(row["kind"], row["instruction"]) for row in map(json.loads, answered[:3])]
     assert kinds[:2] == [("asked", "When?"), ("asked", "Where?")] and kinds[2][0] != "asked"

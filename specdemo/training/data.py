@@ -218,10 +218,9 @@ def write_conversations(
             wanted = -(-(settings.tokens - count) // longest)
             numbers = range(len(known), len(known) + min(GROUP, wanted))
             by_target = _write_instructions(loaded, model, numbers[len(pending) :])
-            written = count
             answers = [begin(number, passages, by_target.get(number, "")) for number in numbers]
-            for answer in _complete(answers, model, longest, loaded.stop_ids):
-                written += len(answer.tokens)
+            for _ in _complete(answers, model, longest, loaded.stop_ids):
+                written = count + sum(len(answer.tokens) for answer in answers)  # unfinished, too
                 report(Progress("Writing text", written, settings.tokens, unit="tokens"))
             path = folder / f"{len(known):07d}.npy"
             _save(path, np.concatenate([row for answer in answers for row in answer.states]))
