@@ -289,6 +289,14 @@ def test_an_engine_has_a_row_for_each_pair_and_a_verdict_of_all_its_tests():
     assert re.fullmatch(r"toy failed [1-9] of 33 tests\.", verdict)
 
 
+def test_a_verdict_says_why_an_engine_was_not_tested():
+    engine = ToyEngine()
+    engine.generate = Mock(side_effect=BadInput("top_q is 3; there is no such option."))
+    report = audited(engine, SMALL)
+    expected = "toy was not tested: top_q is 3; there is no such option."
+    assert verdicts(report.rows) == [expected]
+
+
 def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
     report = audited(ToyEngine("accepts drafts", accept_first))
     report.rows += audited(ToyEngine(), SMALL).rows

@@ -120,7 +120,10 @@ def verdicts(rows: Sequence[AuditRow]) -> list[str]:
         cells = [cell for row in rows if row.engine == engine for cell in row.cells.values()]
         results = Counter(cell.result for cell in cells)
         passed, failed = results["pass"], results["fail"]
-        verdict = f"is lossless: none of {passed} tests failed" if passed else "was not tested"
+        why = next((f": {cell.note.rstrip('.')}" for cell in cells if cell.note), "")
+        verdict = (
+            f"is lossless: none of {passed} tests failed" if passed else f"was not tested{why}"
+        )
         if failed:
             verdict = f"failed {failed} of {passed + failed} tests"
         sentences.append(f"{engine} {verdict}.")
