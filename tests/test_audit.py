@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import random
@@ -30,6 +31,7 @@ from specdemo.engine import acceptance, decode
 from specdemo.engine.forwards import Logits
 from specdemo.engine.rounds import Draft
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.machine.terminal import show
 from specdemo.options import parse
 from specdemo.runs.settings import Settings
 
@@ -287,6 +289,19 @@ def test_an_engine_has_a_row_for_each_pair_and_a_verdict_of_all_its_tests():
     report.rows += audited(ToyEngine("accepts drafts", accept_first), SMALL).rows
     [verdict] = verdicts(report.rows)
     assert re.fullmatch(r"toy failed [1-9] of 33 tests\.", verdict)
+
+
+def test_the_terminal_has_a_table_for_each_engine_with_whole_words_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    report, cells = AuditReport(), {name: Cell("pass") for name in PROPERTIES}
+    ways = ("toy", "draft head"), ("toy", "n-gram lookup"), ("other", "draft model")
+    report.rows = [AuditRow(*way, "pair", {}, cells) for way in ways]
+    tables = audit_command._tables(report)
+    assert list(tables) == ["toy, pair", "other, pair"]
+    show(None, tables["toy, pair"], out := io.StringIO())
+    words = [line.split() for line in out.getvalue().splitlines()]
+    assert ["draft", "head", "n-gram", "lookup"] in words
+    assert ["sampled", "distribution", "pass", "pass"] in words
 
 
 def test_a_verdict_says_why_an_engine_was_not_tested():

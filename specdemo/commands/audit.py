@@ -174,22 +174,22 @@ def _engines(
 
 
 def _tables(report: AuditReport) -> dict[str, Table]:
+    """A table for each engine, with a column for each of its methods, and one of the notes."""
     from specdemo.audit.properties import PROPERTIES
 
-    results, notes = [], []
+    tables: dict[str, dict[str, dict[str, str]]] = {}
+    notes = []
     for row in report.rows:
-        subject = {"engine": row.engine, "method": row.method, "pair": row.pair}
-        cells = {
-            prop.title: _cell(name, row.cells[name])
-            for name, prop in PROPERTIES.items()
-            if name in row.cells
-        }
-        results.append(subject | cells)
+        engine = ", ".join(filter(None, (row.engine, row.pair)))
+        table = tables.setdefault(engine, {})
         for name, cell in row.cells.items():
+            title = PROPERTIES[name].title
+            table.setdefault(name, {"": title})[row.method] = _cell(name, cell)
             if cell.note and cell.result != "not offered":
-                result = {"property": PROPERTIES[name].title, "result": cell.result}
-                notes.append(subject | result | {"note": cell.note})
-    return {"Who is lossless": results, **({"Notes": notes} if notes else {})}
+                subject = {"engine": engine, "method": row.method, "property": title}
+                notes.append(subject | {"result": cell.result, "note": cell.note})
+    shown: dict[str, Table] = {engine: [*table.values()] for engine, table in tables.items()}
+    return shown | ({"Notes": notes} if notes else {})
 
 
 def _cell(name: str, cell: Cell) -> str:
