@@ -214,11 +214,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         return trace_of(self.session.ask(question))
 
     def _question(
-        self,
-        prompt: object,
-        options: Options,
-        name: str = "The prompt",
-        **fields: Any,
+        self, prompt: object, options: Options, name: str = "The prompt", **fields: Any
     ) -> Question:
         prompt, settings = as_lists(prompt), dict[str, Any](options)
         if is_batch(prompt):

@@ -277,7 +277,7 @@ def test_a_table_in_a_pipe_has_the_width_that_is_asked_for(monkeypatch, columns,
     if not columns:
         monkeypatch.delenv("COLUMNS")
     out = io.StringIO()
-    terminal.show("Words", [{"one": "word " * 99, "other": "word " * 99}], out)
+    terminal.show([{"one": "word " * 99, "other": "word " * 99}], out)
     assert max(map(len, out.getvalue().splitlines())) == most
 
 
@@ -363,7 +363,7 @@ def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
-    terminal.show("title", [{"id": "\x1b[31m[red]\x1b]0;title\x07"}], sys.stdout)
+    terminal.show([{"id": "\x1b[31m[red]\x1b]0;title\x07"}], sys.stdout)
     out = capsys.readouterr().out
     assert "\x1b" not in out and "[red]" in out
 

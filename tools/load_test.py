@@ -61,7 +61,7 @@ def load(
         for number in (*fewer, visitors):
             levels[number], failures = level(server.url, questions, max_new_tokens, number, seconds)
             errors += failures
-            show(None, [levels[number]], sys.stderr)
+            show([levels[number]], sys.stderr)
     single = levels[1]["tokens_per_s"]
     gain = levels[8]["tokens_per_s"] / single if 8 in levels and single else None
     figures = {"one_at_a_time_tokens_per_s": single, "aggregate_gain": gain}

@@ -246,7 +246,7 @@ def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table
     try:
         for title, rows in tables.items():
             click.echo(title, file=out)
-            show(None, [dict(map(_readable, row, row.values())) for row in rows], out)
+            show([dict(map(_readable, row, row.values())) for row in rows], out)
     finally:  # a full disk must not lose the tables, nor a reader that leaves the file
         if json_file and json_file != "-":
             write_file(as_json(figures), json_file)

@@ -37,15 +37,7 @@ from pydantic import Field, model_validator
 from specdemo.convert import checkpoints, configuration, model_files
 from specdemo.convert.checkpoints import CheckpointConfig
 from specdemo.convert.configuration import Configuration, named, unusable
-from specdemo.convert.decoder import (
-    FAMILIES,
-    DecoderGraph,
-    Rotary,
-    Shape,
-    Size,
-    sized,
-    with_biases,
-)
+from specdemo.convert.decoder import FAMILIES, DecoderGraph, Rotary, Shape, Size, sized, with_biases
 from specdemo.convert.weights import FileWeights, Tensor
 from specdemo.engine.backends import graph
 from specdemo.engine.backends.eagle_head import read_head

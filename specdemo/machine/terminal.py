@@ -109,7 +109,7 @@ def text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def show(title: str | None, table: Table, out: TextIO) -> None:
+def show(table: Table, out: TextIO) -> None:
     """Print a table without its empty columns; nothing if it has no rows. Words are not broken, if
     the longest of each column fit beside each other."""
     from rich import box, console
@@ -122,13 +122,7 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
     titles = {name: name.replace("_", " ") for name in names}
     width = None if out.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     drawing = console.Console(file=out, width=width, markup=False, highlight=False)
-    drawn = RichTable(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
+    drawn = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     columns = [[titles[name], *cells[name]] for name in names]
     widths = _widths(columns, drawing.width - GAP * len(names))
     for index, name in enumerate(names):

@@ -182,12 +182,7 @@ class Session(AbstractContextManager["Session"]):
         yield from race.repeated(trace, question.repeat, again_if_quiet)
 
     def submit(
-        self,
-        question: Question,
-        work: Answering = answer,
-        *,
-        first: bool = False,
-        **options: Any,
+        self, question: Question, work: Answering = answer, *, first: bool = False, **options: Any
     ) -> AnswerRun:
         """Start a request, with `first` before all that wait; `options` are its fields. Raises the
         errors of `ask`."""

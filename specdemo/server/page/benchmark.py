@@ -64,8 +64,7 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
     users: list[Row] = []
 
     def ended(phase: str, note: str) -> str:
-        made = report(session.info, settings, items)
-        return message(phase, note, **shown(decided(made, settings, items, users)))
+        return message(phase, note, **shown(report(session.info, settings, items, users)))
 
     until = time.monotonic() + SECONDS
     for turn in range(TURNS):
@@ -89,36 +88,31 @@ def measure(session: Session | LimitedSession, question: Question) -> Iterator[s
     yield ended("done", "Finished.")
 
 
-def with_speedup(items: list[Item]) -> list[Item]:
-    return [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
-
-
-def report(pair: PairInfo, settings: Settings, items: list[Item]) -> dict[str, Any]:
-    """The report of the races so far, in the words of `bench`."""
-    raced = with_speedup(items)
-    made = {
+def report(
+    pair: PairInfo, settings: Settings, items: list[Item], users: list[Row] | None = None
+) -> dict[str, Any]:
+    """The report of the races so far, in the words of `bench`. At the end, with the rows of several
+    `users` at once, it has the summary and the decision of the built-in prompts."""
+    raced = [item for item in items if item.traces and summarize(item.traces[-1]).speedup]
+    made: dict[str, Any] = {
         **vars(ReportHeader(pair=pair, settings=settings)),
         "rows": [item.row for item in raced],
         "lengths": by_length([item for item in raced if item.paper]),
         "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
+    prompts = [item for item in raced if not item.paper]
+    if users is not None and prompts:
+        pairs = [item.pair for item in prompts]
+        made["summary"] = summary = summary_of(prompts)
+        made["decision"] = decide(
+            judge(pairs, "prompt"),
+            [trace for item in prompts for trace in item.traces],
+            summary,
+            [users_row(1, pairs, "prompt"), *users],
+            ModelChoice(pair.name),
+            settings,
+        )
     return dict(json.loads(as_json(made)))
-
-
-def decided(
-    report: dict[str, Any], settings: Settings, items: list[Item], users: list[Row]
-) -> dict[str, Any]:
-    """`report` with the summary and the decision that `bench` makes of the built-in prompts, and of
-    the rows of several `users` at once."""
-    if not (prompts := [item for item in with_speedup(items) if not item.paper]):
-        return report
-    summary = summary_of(prompts)
-    traces = [trace for item in prompts for trace in item.traces]
-    curve = [users_row(1, [item.pair for item in prompts], "prompt"), *users]
-    verdict = judge([item.pair for item in prompts], "prompt")
-    choice = ModelChoice(report["pair"]["name"])
-    made = decide(verdict, traces, summary, curve, choice, settings)
-    return report | dict(json.loads(as_json({"summary": summary, "decision": made})))
 
 
 def shown(report: dict[str, Any], charts: list[dict[str, Any]] | None = None) -> dict[str, Any]:

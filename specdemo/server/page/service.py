@@ -112,9 +112,7 @@ class LimitedSession:
                         )
                     record.count(event)
                     yield event
-                    if (
-                        monotonic() > self._until and not late
-                    ):  # an event comes each second at least
+                    if monotonic() > self._until and not late:  # one event a second at least
                         late = True
                         question.stop.set()
 
