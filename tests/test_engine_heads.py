@@ -13,7 +13,7 @@ import tiny_gguf
 from conftest import load_own
 from eagle3_reference import Past, ReferenceHead, write_made_up_head
 from test_convert_eagle3 import VOCABULARY, exported, written
-from test_engine_paged import CLOSE
+from test_engine_paged import CLOSE, F32
 from tiny_models import ir_folder
 
 from specdemo.bench.prompts import BenchPrompt
@@ -32,8 +32,6 @@ from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from tools.replay import record
-
-EXACT = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 
 
 def write_head(folder, fractions=(), embedding=None, target="made up"):
@@ -72,7 +70,7 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
         xml = request.getfixturevalue("tiny").dolly / "openvino_model.xml"
     found = []
     for hidden in (None, Taps(fractions=shares), Taps(layers=(0, 1, 2))):
-        model = PagedModel(xml, ModelSettings(properties=EXACT, hidden=hidden))
+        model = PagedModel(xml, ModelSettings(properties=F32, hidden=hidden))
         with model.new_sequence() as sequence:
             [prompt] = model.forward([Run(sequence, list(range(9)), 2)])
             rows = [prompt.rows.copy()]
@@ -88,7 +86,7 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
 
 
 def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(tiny_llama_pair):
-    settings = ModelSettings(properties=EXACT, hidden=Taps(fractions=(1.0,)))
+    settings = ModelSettings(properties=F32, hidden=Taps(fractions=(1.0,)))
     model = PagedModel(tiny_llama_pair.target, settings)
     with model.new_sequence() as sequence:
         [logits] = model.forward([Run(sequence, [5, 6, 7], 3)])

@@ -13,6 +13,7 @@ import recurrent_models
 import torch
 import toy
 from openvino import opset13 as ops
+from test_engine_paged import CLOSE as EXACT
 
 from specdemo.engine.backends import numerics, recurrent
 from specdemo.engine.backends.graph import layers_of, named_input, page_attention
@@ -21,7 +22,7 @@ from specdemo.engine.cost_model import LARGEST
 from specdemo.engine.decode import Limits
 from specdemo.engine.drafts.lookup import LOOKUPS
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.forwards import PREFILL_CHUNK, ModelSettings, Run
+from specdemo.engine.forwards import PREFILL_CHUNK, Run
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.request import answer as answering
@@ -29,13 +30,6 @@ from specdemo.engine.rounds import Timing
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import Handle, Scheduler
 
-EXACT = ModelSettings(
-    properties=(
-        ("INFERENCE_PRECISION_HINT", "f32"),
-        ("KV_CACHE_PRECISION", "f32"),
-        ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
-    )
-)
 TEXT = np.random.default_rng(0).integers(0, 256, 300).tolist()
 
 

@@ -324,6 +324,10 @@ def test_a_text_that_the_tokenizer_cannot_write_is_refused_before_the_answer(spe
     spelling.grammars.compiled(json.dumps(schema))
 
 
+def matching(pattern: str, schema: object = True) -> dict:
+    return {"patternProperties": {pattern: schema}}
+
+
 ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
 ONLY_A = {"type": "object", "properties": {"a": {"type": "null"}}}
 TREE = {"type": "object", "properties": {"t": {"$ref": "#/$defs/tree"}}, "required": ["t"]}
@@ -356,7 +360,7 @@ REFUSED = [
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
     ({"format": "time", "allOf": 3}, "allOf must be an array"),
     (
-        {"properties": {f"a{n}": {"patternProperties": {"^b": {}}} for n in range(200)}},
+        {"properties": {f"a{n}": matching("^b") for n in range(200)}},
         "200 patternProperties and 200 names; at most 10,000",
     ),
     *((schema, r"^json_schema has the number -?\d+, and digits of") for schema in BEYOND_DOUBLES),
@@ -488,6 +492,7 @@ class Drawing(BaseModel):
 
 
 WHOLE = {"type": "integer"}
+INNER = {"b": WHOLE}
 
 
 @pytest.mark.parametrize(
@@ -501,17 +506,13 @@ WHOLE = {"type": "integer"}
         (TypeAdapter(Drawing), "", '{"by_name'),
         ({"$ref": "#n", "$defs": {"a": {"$anchor": "n", **WHOLE}}}, "1", '"'),
         ({"$id": "x:/r", "$ref": "i", "$defs": {"a": {"$id": "i", **WHOLE}}}, "1", '"'),
-        (
-            {"$ref": "x:/i#/$defs/b", "$defs": {"a": {"$id": "x:/i", "$defs": {"b": WHOLE}}}},
-            "1",
-            '"',
-        ),
+        ({"$ref": "x:/i#/$defs/b", "$defs": {"a": {"$id": "x:/i", "$defs": INNER}}}, "1", '"'),
         ({"$dynamicRef": "#n", "$defs": {"a": {"$dynamicAnchor": "n", **WHOLE}}}, "1", '"'),
         ({**OBJECT, "properties": {"a": WHOLE}, "propertyNames": {"const": "b"}}, "{}", '{"a'),
         (
-            {"properties": {"a": WHOLE}, "unevaluatedProperties": False, "type": "object"},
-            '{"a": 1}',
-            '{"b',
+            {"properties": INNER, "unevaluatedProperties": False, "type": "object"},
+            '{"b": 1}',
+            '{"a',
         ),
         ({"enum": ["\x7f"]}, r'"\u007f"', "1"),
         ({"properties": {"a": {}, "title": {}}, **WHOLE}, "1", '"'),
@@ -572,6 +573,10 @@ def test_only_days_and_times_that_exist_are_written(grammars, embedded_pair, kin
 SPELLED = {"properties": {"ab": WHOLE}, "additionalProperties": {"type": "string"}}
 
 
+def pattern_of_ab(pattern: str) -> dict:
+    return {"properties": {"ab": {"type": "string", "pattern": pattern}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "texts", "wrong"),
     [
@@ -594,16 +599,8 @@ SPELLED = {"properties": {"ab": WHOLE}, "additionalProperties": {"type": "string
             [r'{"ab": "\u0001"}', '{"ba": "x"}', '{"": "x"}'],
             [r'{"\u0061b": "x"}', '{"ab": "x"}'],
         ),
-        (
-            {"properties": {"ab": {"pattern": r"^[\x00-\x01]$", "type": "string"}}},
-            [r'{"ab": "\u0001"}'],
-            [r'{"\u0061b": "x"}'],
-        ),
-        (
-            {"properties": {"ab": {"pattern": r"^[^\x00-\x1f]$", "type": "string"}}},
-            ['{"ab": "x"}'],
-            [r'{"ab": "\u0001"}'],
-        ),
+        (pattern_of_ab(r"^[\x00-\x01]$"), [r'{"ab": "\u0001"}'], [r'{"\u0061b": "x"}']),
+        (pattern_of_ab(r"^[^\x00-\x1f]$"), ['{"ab": "x"}'], [r'{"ab": "\u0001"}']),
     ],
 )
 def test_no_listed_name_has_another_spelling(grammars, embedded_pair, schema, texts, wrong):
@@ -626,19 +623,11 @@ def numbers(**bounds) -> dict:
 @pytest.mark.parametrize(
     ("schema", "text", "allowed"),
     [
-        ({**SCORE, **CLOSED, "patternProperties": {"^score$": {}}}, '{"score": 85,', False),
-        (
-            {**SCORE, **CLOSED, "patternProperties": {"^(score|a)$": {}}},
-            '{"score": 8, "a": 1}',
-            True,
-        ),
-        (
-            {"allOf": [SCORE, {**CLOSED, "patternProperties": {"^score$": {}}}]},
-            '{"score": 5,',
-            False,
-        ),
-        ({**ONLY_A, "patternProperties": {"^([^a]|a[^b]|ab|$)": False}}, '{"a": null,', False),
-        ({**ONLY_A, "patternProperties": {"^([^a]|a.)": False}}, '{"a": null, "": 1}', True),
+        ({**SCORE, **CLOSED, **matching("^score$")}, '{"score": 85,', False),
+        ({**SCORE, **CLOSED, **matching("^(score|a)$")}, '{"score": 8, "a": 1}', True),
+        ({"allOf": [SCORE, {**CLOSED, **matching("^score$")}]}, '{"score": 5,', False),
+        ({**ONLY_A, **matching("^([^a]|a[^b]|ab|$)", False)}, '{"a": null,', False),
+        ({**ONLY_A, **matching("^([^a]|a.)", False)}, '{"a": null, "": 1}', True),
         ({**SCORE, "additionalProperties": {"type": "null"}}, '{"score": 1, "\\u', False),
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"a"', False),
         ({**TREES, "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}}, '{"b": 1}', True),
@@ -656,7 +645,7 @@ def numbers(**bounds) -> dict:
         ({"type": "string", "pattern": r"^\[[^-a]+$"}, r'"[b\\"', True),
         ({"type": "string", "pattern": "^[^]]+$"}, '"ab"', True),
         ({"type": "string", "pattern": "^[^]]+$"}, '"a]"', False),
-        ({**CLOSED, "patternProperties": {'^[^"]$': {}}}, r'{"\"', False),
+        ({**CLOSED, **matching('^[^"]$')}, r'{"\"', False),
         ({"type": "string"}, f'"{"1234567890" * 4}"', True),
         ({"type": "string", "pattern": "^[0-9]{40}$"}, f'"{"1234567890" * 4}"', True),
     ],
