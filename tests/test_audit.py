@@ -298,7 +298,7 @@ def test_the_terminal_has_a_table_for_each_engine_with_whole_words_at_80_columns
     report.rows = [AuditRow(*way, "pair", {}, cells) for way in ways]
     tables = audit_command._tables(report)
     assert list(tables) == ["toy, pair", "other, pair"]
-    show(None, tables["toy, pair"], out := io.StringIO())
+    show(tables["toy, pair"], out := io.StringIO())
     words = [line.split() for line in out.getvalue().splitlines()]
     assert ["draft", "head", "n-gram", "lookup"] in words
     assert ["sampled", "distribution", "pass", "pass"] in words
