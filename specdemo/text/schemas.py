@@ -313,7 +313,8 @@ def _needs_escapes(parts: list[Schema], allows: Allows) -> bool:
     """Whether a value, a name or a pattern needs control characters that only \\u can write."""
     data = [[part.get(name) for name in ("enum", "const", "required")] for part in parts]
     names = [_names(part.get("properties")) for part in parts]
-    if any(map(CONTROLS.search, _texts([data, names]))):
+    texts = (leaf for leaf in _leaves([data, names]) if isinstance(leaf, str))
+    if any(map(CONTROLS.search, texts)):
         return True
     patterns = {part["pattern"] for part in parts if isinstance(part.get("pattern"), str)}
     patterns.update(name for part in parts for name in _names(part.get("patternProperties")))
@@ -326,13 +327,13 @@ def _needs_escapes(parts: list[Schema], allows: Allows) -> bool:
         return True
 
 
-def _texts(data: Any) -> Iterator[str]:
-    """All texts in JSON data, names too."""
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict | list):
+def _leaves(data: Any) -> Iterator[Any]:
+    """All texts, names, numbers, and so on in JSON data."""
+    if isinstance(data, dict | list):
         for item in [*data, *data.values()] if isinstance(data, dict) else data:
-            yield from _texts(item)
+            yield from _leaves(item)
+    else:
+        yield data
 
 
 def _spell_names_once(parts: list[Schema]) -> None:
@@ -374,8 +375,8 @@ def require_size(text: str, param: str) -> None:
 
 def _wrong_value(part: Schema) -> str:
     """What in a part of a schema could not be followed exactly, or to its end."""
-    for number in _numbers([part.get(name) for name in VALUES]):
-        if abs(number) > EXACT:
+    for number in _leaves([part.get(name) for name in VALUES]):
+        if type(number) in (int, float) and abs(number) > EXACT:
             why = f"the number {number}, and digits of numbers beyond {EXACT:,} could change"
             return f"{why}; make it a string"
     minimum = part.get("minProperties", 0)
@@ -404,17 +405,6 @@ def _wrong_divisors(parts: list[Schema]) -> str:
         return ""
     factors = ", ".join(map(str, sorted(divisors)))
     return f"multipleOf {factors}; their product must be at most {MAX_MULTIPLE:,}"
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in JSON data."""
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-    elif type(value) in (int, float):
-        yield value
 
 
 def _digits(number: float) -> int:

@@ -3,7 +3,7 @@ measures how far they do. Speculative decoding is lossless in practice only with
 (docs/reference/numerics.md)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -37,8 +37,9 @@ its processor by then, whatever else the machine does. The rest comes in a quiet
 billion weights and no VNNI it takes 17 of 24 s."""
 
 CONTEXT = 40  # tokens before those whose logits are compared
-CHUNKS = (0, 2, 9, 41)  # where they begin
-DECODED = (0, 1, 2, 5, 13, 29, 45)  # where forwards begin that decode as many tokens
+WHOLE = (0, PREFILL_CHUNK)  # where the forwards begin that read a chunk, and where the last ends
+CHUNKS = (0, 2, 9, 41, PREFILL_CHUNK)
+DECODED = (0, 1, 2, 5, 13, 29, 45, PREFILL_CHUNK)  # of forwards that decode as many tokens
 
 VERIFICATIONS = ((CONTEXT, 2), (21, 1), (9, 5))
 """Of the requests that share a forward: tokens of context, and tokens verified after it."""
@@ -154,50 +155,44 @@ def measure_invariance(model: Model, known: Invariance | None = None) -> Iterato
         # Sequences with recurrent states fork where a forward ended.
         for begin, end in pairwise((0, *sorted(length for length, _ in VERIFICATIONS))):
             model.forward([Run(context, text[begin:end], 1)])
-        reference = _first_rows(model, context, tokens, REFERENCE_SIZE)
+        read = partial(_rows, model, context, tokens)
+        reference = _first_rows(read, REFERENCE_SIZE)
         if known is None:
-            single = _first_rows(model, context, tokens, 1)
+            single = _first_rows(read, 1)
             invariance = replace(invariance, one_token=float(np.abs(single - reference).max()))
         for size in sorted(size for size in sizes if size > invariance.tokens):
             if size > USEFUL_TOKENS:
                 yield invariance
-            rows = _first_rows(model, context, tokens, size)
+            rows = _first_rows(read, size)
             if not np.array_equal(rows, reference[: len(rows)]):
                 break
             invariance = replace(invariance, tokens=size)
         model.min_tokens = invariance.min_tokens
         equal = invariance.tokens
         merging = equal > 0 and _can_merge(model, context, tokens, equal)
-        read = partial(_rows_of_chunk, model, context, tokens)
-        chunks = equal > PREFILL_CHUNK and np.array_equal(read(), read(CHUNKS))
-        decoded = chunks and np.array_equal(read(), read(DECODED, stepwise=True))
+        chunks = equal > PREFILL_CHUNK and np.array_equal(read(WHOLE), read(CHUNKS))
+        decoded = chunks and np.array_equal(read(WHOLE), read(DECODED, stepwise=True))
         yield replace(invariance, merging=merging, chunks=chunks, decoded=decoded, complete=True)
 
 
-def _first_rows(model: Model, context: KVSequence, tokens: list[int], size: int) -> np.ndarray:
-    """Logits of the first `tokens` after `context`, `size` a forward: at most [USEFUL_TOKENS,
+def _first_rows(read: Callable[..., np.ndarray], size: int) -> np.ndarray:
+    """Logits of the first tokens that `_rows` reads, `size` a forward: at most [USEFUL_TOKENS,
     vocabulary]."""
-    rows = []
-    with model.fork(context, context.length) as sequence:
-        for begin in range(0, max(USEFUL_TOKENS - size, 0) + 1, size):
-            piece = tokens[begin : begin + size]
-            run = Run(sequence, piece, size, stepwise=True)
-            rows.append(model.forward([run])[0].rows.copy())
-    return np.concatenate(rows)[:USEFUL_TOKENS]
+    return read(range(0, max(USEFUL_TOKENS, size) + 1, size), stepwise=True)[:USEFUL_TOKENS]
 
 
-def _rows_of_chunk(
+def _rows(
     model: Model,
     context: KVSequence,
     tokens: list[int],
-    begins: tuple[int, ...] = (0,),
+    bounds: Iterable[int],
     stepwise: bool = False,
 ) -> np.ndarray:
-    """Logits of a chunk of a prompt, read in forwards that begin at `begins`: [PREFILL_CHUNK,
-    vocabulary]. Of those that differ, many rows do."""
+    """Logits of `tokens` after `context`, read in forwards from each of the `bounds` to the next:
+    [tokens, vocabulary]. Where those of a chunk differ, many rows do."""
     rows = []
     with model.fork(context, context.length) as sequence:
-        for begin, end in pairwise((*begins, PREFILL_CHUNK)):
+        for begin, end in pairwise(bounds):
             run = Run(sequence, tokens[begin:end], end - begin, stepwise)
             rows.append(model.forward([run])[0].rows.copy())
     return np.concatenate(rows)
