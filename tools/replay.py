@@ -375,7 +375,7 @@ class _Recorded:
     def best(self) -> int:
         return self.tokens[0]
 
-    def margin(self) -> float:
+    def margin(self, best: int) -> float:
         return math.inf
 
     def probability(self, column: int) -> float:

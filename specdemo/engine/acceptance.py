@@ -139,7 +139,7 @@ def verify(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
             probabilities.append(row.probability(drafted))
         if token != drafted:
             break
-    margin = row.margin() if sampling.greedy else math.inf
+    margin = row.margin(token) if sampling.greedy else math.inf
     finite = margin if margin < math.inf else None
     return Verification(index, token, tuple(probabilities), row.probability, finite)
 

@@ -91,7 +91,7 @@ def decode(
             verification, seconds = verify(rows, draft, sampling), reply.seconds
             round_ = round_of(rows, draft, verification, limits.stop_ids, seconds, logprobs, kind)
             added = [token.id for token in round_.tokens]
-            states = rows.logits.states(verification.accepted + 1)
+            states = rows.logits.states(verification.accepted + 1) if drafter else None
             # These tokens join the text; the cache forgets the others.
             context += added
             target.truncate(len(context) - 1)

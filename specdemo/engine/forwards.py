@@ -53,9 +53,9 @@ class Row(NamedTuple):
         """The argmax. OpenVINO's TopK takes two hundred times as long as numpy."""
         return int(self.logits.argmax())
 
-    def margin(self) -> float:
-        """How far the best logit exceeds the next one."""
-        row, best = self.logits, self.best()
+    def margin(self, best: int) -> float:
+        """How far the logit of the `best` column exceeds the next one."""
+        row = self.logits
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return float(row[best] - second)
 

@@ -256,20 +256,21 @@ class Policy:
         """A round after `context` tokens took `seconds` and gave `tokens` tokens. Draft models
         spent `drafting` of the seconds; None: no draft was sought. All requests have spent them
         together; each has spent its `own` seconds besides, one after another."""
-        share = 1 / self.requests
+        requests = self.requests
+        share = 1 / requests
         for name, source in self.acceptance.items():
             source.total.fade()
             self.unasked[name] += share
         self._seconds = 0.9 * self._seconds + seconds * share
         self._tokens = 0.9 * self._tokens + tokens
-        plain = self.costs.forward(self.requests, context)
+        plain = self.costs.forward(requests, context)
         if not plain or self.fixed is not None:
             return  # no forward has been timed, or the length was not planned
-        usual = self.undrafted.setdefault(self.requests, own)
+        usual = self.undrafted.setdefault(requests, own)
         if drafting is None:
-            self.undrafted[self.requests] = 0.9 * usual + 0.1 * own
-        seconds += (self.requests - 1) * (own - usual)  # in which the others wait
+            self.undrafted[requests] = 0.9 * usual + 0.1 * own
+        seconds += (requests - 1) * (own - usual)  # in which the others wait
         for asks in (True, False):
             sought = drafting is not None and asks == (drafting > 0)
             if sought or self.paused(asks):
-                self.outcomes[self.requests, asks].record(seconds / plain - tokens, share)
+                self.outcomes[requests, asks].record(seconds / plain - tokens, share)

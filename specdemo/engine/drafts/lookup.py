@@ -24,8 +24,9 @@ class LookupDrafter(TokenDrafter):
     name: Source = "lookup"
     free = True
 
-    def __init__(self, request: DraftRequest):
+    def __init__(self, request: DraftRequest, prediction: Sequence[int] = ()):
         self._policy = request.policy
+        self._prediction = prediction  # in the place of the text
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
         self._length = 0
 
@@ -33,11 +34,9 @@ class LookupDrafter(TokenDrafter):
     def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
         return cls(request)
 
-    def start(self, context: list[int], states: object = None) -> None:
-        self._count(context)
-
     def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
         yield from ()  # no forwards
+        self.read(self._prediction or context)
         guess = self.guess([*context[-ORDERS:], *drafted], mask)
         if guess is None:
             return None, 0.0
@@ -72,7 +71,7 @@ class LookupDrafter(TokenDrafter):
         confidence = (logit - MIN_LOGIT) / (MAX_LOGIT - MIN_LOGIT)
         return best, min(max(confidence, 0.0), 1.0)
 
-    def _count(self, text: Sequence[int]) -> None:
+    def read(self, text: Sequence[int]) -> None:
         """Count what follows each context in the part of `text` that was not counted."""
         for position in range(self._length, len(text)):
             token = text[position]
@@ -92,16 +91,9 @@ class PredictionDrafter(LookupDrafter):
 
     name = "prediction"
 
-    def __init__(self, request: DraftRequest):
-        super().__init__(request)
-        self._count(request.prediction)
-
     @classmethod
     def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        return cls(request) if request.prediction else None
-
-    def start(self, context: list[int], states: object = None) -> None:
-        """The prediction is counted already."""
+        return cls(request, request.prediction) if request.prediction else None
 
 
 LOOKUPS = tuple(

@@ -129,8 +129,10 @@ class HeadDrafter(LogitsDrafter):
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         assert states is not None, "a target model for a head gives its states"
-        unread = () if self._runs else self._states
-        self._states = np.array([*unread, *states][-self.longest_text_run :])
+        longest = self.longest_text_run
+        if not self._runs and len(states) < longest:
+            states = np.array([*self._states, *states])
+        self._states = states[-longest:]
         self._chained: np.ndarray | None = None
         self._runs = 0
 
