@@ -250,6 +250,13 @@ def test_drafts_that_bring_what_was_expected_are_never_left():
         assert not policy.paused(asks=True)
 
 
+def test_drafts_that_pay_are_not_left_for_rounds_that_other_programs_slow():
+    policy = Policy(costs=known_costs())
+    for number in range(400):
+        policy.record_round(12.0 if number % 20 < 2 else 1.2, 2, drafting=0.1)
+        assert not policy.paused(asks=True)
+
+
 @pytest.mark.parametrize(("own", "left"), [(0.1, False), (0.3, True)])
 def test_drafts_that_cost_four_requests_more_of_their_own_time_than_they_save_are_left(own, left):
     """Each saves half a forward of all: what requests do by themselves, they do in turn."""

@@ -25,6 +25,8 @@ PAUSE_ROUNDS, MAX_PAUSE = 64.0, 1024.0  # without drafts, after they have lost
 RISK = 6.0
 """Rounds that drafts may lose before they are left: fewer would be chance, since a round gives one
 token or ten."""
+MAX_LOSS = 2.0
+"""Rounds that one round may count as lost: what takes much longer was slowed by other programs."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
 MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
@@ -186,7 +188,7 @@ class Outcome:
         if self.paused > 0:
             self.paused -= share
             return
-        self.lost += lost
+        self.lost += min(lost, MAX_LOSS)
         if self.lost > RISK:
             self.lost, self.paused, self.pause = 0.0, self.pause, min(2 * self.pause, MAX_PAUSE)
         elif self.lost < -RISK:
