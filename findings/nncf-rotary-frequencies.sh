@@ -37,3 +37,4 @@ both, one = errors(2), errors(1)
 for words, found in (("two halves, ", both), ("one half,   ", one)):
     print(f"{words}largest errors of cosines at positions 10, 1000, 8000:", *(f"{error:.4f}" for error in found))
 raise SystemExit(not (both.max() < 1e-3 and one[0] < 0.01 and one[2] > 0.5))
+EOF

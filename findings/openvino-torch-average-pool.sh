@@ -23,3 +23,4 @@ expected = module(values).flatten()
 print("torch:    ", *(f"{value:.3f}" for value in expected))
 print("converted:", *(f"{value:.3f}" for value in found))
 raise SystemExit(not (torch.equal(found[:-1], expected[:-1]) and (found[-1] - expected[-1]).abs() > 0.1))
+EOF

@@ -22,3 +22,4 @@ expected = module(values).tolist()
 print("torch:    ", *(f"{value:.1f}" for value in expected))
 print("converted:", *(f"{value:.1f}" for value in found))
 raise SystemExit(not (found[-1] == float("-inf") and abs(expected[-1] + 110) < 1e-3))
+EOF
