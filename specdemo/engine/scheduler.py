@@ -17,7 +17,6 @@ from typing import Any
 from .background import END, Background
 from .faults import Busy, Closed, RequestFailed
 from .forwards import Forward, Reply, Runner
-from .ledger import Ledger
 from .policy import shared_lengths
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
@@ -57,7 +56,7 @@ class Handle:
 
     work: Generator[Any, Reply | None, Any]  # yields events, Forwards and Futures
     models: Mapping[str, Runner]  # of the Forwards
-    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)  # the most that it can hold
+    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)  # it reserves so many
     merged_tokens: int = MERGED_TOKENS  # of a forward that it shares with others
     stop: threading.Event = field(default_factory=threading.Event)
     timed: bool = False  # no background work runs beside it
@@ -122,7 +121,7 @@ class Handle:
 
 class Scheduler:
     """Runs at most `max_active` requests together; `queued` more wait in order. One is admitted
-    when the cache blocks that it could need at worst are free in the ledger, so that no forward
+    when no active request may need the cache blocks that it could need at worst, so that no forward
     finds the cache full. Work in the background runs in quiet moments if `background` is set, else
     only after `hurry`. If the loop fails, the active requests fail and the loop goes on."""
 
@@ -135,7 +134,6 @@ class Scheduler:
         self._closed = False
         self._request_seconds: float | None = None
         self._restarts = 0
-        self._ledger = Ledger()
         self._background = Background(only_hurried=not background)
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
@@ -247,13 +245,19 @@ class Scheduler:
                 if not self._queue:
                     return
                 request = self._queue[0]
-                if not self._ledger.reserve(request, request.blocks):
+                if any(self._room(cache) < count for cache, count in request.blocks.items()):
                     return
                 self._active.append(self._queue.popleft())
+            for cache in request.blocks:
+                cache.make_room(self._room(cache))
             for active in self._active:
                 active.max_others = max(active.max_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
             self._resume(request, None)
+
+    def _room(self, cache: PrefixCache) -> int:
+        """The number of blocks that no active request has reserved. Kept texts may hold them."""
+        return cache.capacity - sum(active.blocks.get(cache, 0) for active in self._active)
 
     def _forward(self, batch: list[Handle]) -> None:
         model = batch[0].model
@@ -312,7 +316,6 @@ class Scheduler:
         request.pending = None
         with suppress(Exception):  # it may fail again
             request.work.close()
-        self._ledger.release(request)
         request.error = error
         request.queue.put(END)
 
