@@ -125,6 +125,9 @@ def test_the_chart_has_the_counted_races_as_bands_and_names_of_drafters_are_no_m
         (bands if "fill" in one else lines).append(one)
     assert [one["name"] for one in lines] == ["autoregressive", "speculative"]
     assert max(bands[1]["x"]) == pytest.approx(2.2) and len(bands) == 2
+    many = dataclasses.replace(races.repeats[0], tokens=[100_000] * 5)  # of a stranger's saved run
+    [one, *_] = wall_clock(dataclasses.replace(races, repeats=(many,)).curves, True)["data"]
+    assert len(one["x"]) == 2 * len(races.tokens), "as many as the answer has"
     [line] = race_charts.of_drafters({"<a href=x>&": ([0.0, 1.0], [1, 2])})["data"]
     assert line["name"] == "&lt;a href=x>&amp;"
 

@@ -1,6 +1,7 @@
 """How a run is shown: names, colours, an answer in a notebook, and the chart of a race as Plotly's
 JSON: plain data, since Plotly itself takes a second to import."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -77,16 +78,12 @@ def wall_clock(runs: Mapping[str, Sequence[Curve]], identical: bool) -> Figure:
 
 
 def _band(curves: Iterable[Curve], colour: str) -> Figure:
-    """The area between the earliest and the latest of several runs at each token."""
-    reached: dict[int, list[float]] = {}
-    for seconds, tokens in curves:
-        before = 0
-        for time, count in zip(seconds, tokens, strict=False):
-            for token in range(before + 1, count + 1):
-                reached.setdefault(token, []).append(time)
-            before = count
-    tokens = sorted(reached)
-    early, late = ([end(reached[token]) for token in tokens] for end in (min, max))
+    """The area between the earliest and the latest of several runs at each token of the first."""
+    runs = [[*zip(tokens, seconds, strict=False)] for seconds, tokens in curves]
+    tokens = range(1, runs[0][-1][0] + 1)
+    places = ([(run, bisect_left(run, (token,))) for run in runs] for token in tokens)
+    reached = [[run[place][1] for run, place in each if place < len(run)] for each in places]
+    early, late = ([end(seconds) for seconds in reached] for end in (min, max))
     return {
         "type": "scatter",
         "mode": "lines",
