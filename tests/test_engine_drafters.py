@@ -17,7 +17,7 @@ from tiny_models import ir_folder, save_tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
-from toy import sequence
+from toy import ToyModel, sequence, source
 
 from specdemo.audit.own_engine import OwnEngine
 from specdemo.audit.properties import Plan, Subject, cell_of
@@ -26,9 +26,8 @@ from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.draft_sources import DraftRequest
 from specdemo.engine.drafts.drafter import AdaptiveDrafter
-from specdemo.engine.drafts.eagle_drafter import EagleDrafter
-from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY, LookupDrafter
-from specdemo.engine.drafts.model_drafters import LOOKAHEAD, HeadDrafter, ModelDrafter
+from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY
+from specdemo.engine.drafts.model_drafters import LOOKAHEAD
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.rounds import Proposal
 from specdemo.engine.sampling import Sampling
@@ -50,7 +49,7 @@ def asked(policy=None, sampling=None):
 
 
 def lookup_after(text):
-    lookup = LookupDrafter(asked())
+    lookup = source("lookup").open(asked())
     lookup.read(list(text))
     return lookup
 
@@ -72,7 +71,7 @@ def test_lookup_proposes_what_followed_the_longest_repeated_ending(text, drafted
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
     policy = Policy(fixed=3)
-    successor = LookupDrafter(asked(policy))
+    successor = source("lookup").open(asked(policy))
     successor.guess = lambda text, mask: (text[-1] + 1, 0.9)
     drafter = AdaptiveDrafter([successor], policy)
     counted = []
@@ -138,10 +137,17 @@ def costs(first, row):
     return model
 
 
+def opened(name, request):
+    model = ToyModel()
+    model.costs = costs(0.1, 0.01)
+    return source(name, model).open(request)
+
+
 def asking(read=()):
     """A drafter whose draft model has read these tokens, and its policy."""
     policy = Policy(costs=costs(1.0, 0.01))
-    model = ModelDrafter(asked(policy), costs(0.1, 0.01), sequence(read))
+    model = opened("model", asked(policy))
+    model.sequence = sequence(read)
     return AdaptiveDrafter([model], policy), policy, model
 
 
@@ -174,9 +180,9 @@ def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
     assert asked_in == [EXPLORE_ROUNDS, 2 * EXPLORE_ROUNDS]
 
 
-@pytest.mark.parametrize(("kind", "text_tokens"), [(HeadDrafter, 1), (EagleDrafter, 5)])
-def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(kind, text_tokens):
-    drafter = kind(asked(), costs(0.1, 0.01), sequence())
+@pytest.mark.parametrize(("name", "text_tokens"), [("head", 1), ("eagle3", 5)])
+def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(name, text_tokens):
+    drafter = opened(name, asked())
     drafter.start(list(range(9)), np.zeros((5, 1), np.float32))
     forward = drafter.costs.forward
     assert drafter.cost([1, 2]) == pytest.approx(forward(text_tokens) + 2 * forward(1))

@@ -346,7 +346,8 @@ def request(
     with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
         asked = DraftRequest(prompt, len(prompt) + new_tokens, GREEDY, policy)
-        model = ModelDrafter(asked, models["draft"].costs, draft)
+        model = ModelDrafter(DraftSource(ModelDrafter, models["draft"]), asked)
+        model.sequence = draft
         return (
             yield from decode(
                 known,

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import click
@@ -210,7 +211,7 @@ def _along(
         drafter = source.open(drafting)
         if drafter is not None and drafter.name in chains:
             chains[drafter.name] = yield from _chains(request.tokens, answer, drafter, states)
-            drafter.close(source, [*request.tokens, *answer])
+            drafter.close([*request.tokens, *answer])
     temperature, seed = request.sampling.temperature, request.sampling.seed
     choices = [choice for [choice] in chains["model"]]
     prompt_tokens = list(request.tokens)
@@ -279,12 +280,13 @@ def replay(
     for record in records:
         policy = shared.for_request(draft_tokens)
         request = DraftRequest((), 0, GREEDY, policy)
-        drafters: list[TokenDrafter] = [] if "lookup" in without else [LookupDrafter(request)]
-        read = cache.KVSequence(cache.BlockPool(0), 32)
+        kinds: list[type[TokenDrafter]] = [] if "lookup" in without else [LookupDrafter]
         if head:
-            drafters.append(HeadDrafter(request, drafting, read))
+            kinds.append(HeadDrafter)
         elif record.draft and "model" not in without:
-            drafters.append(ModelDrafter(request, drafting, read))
+            kinds.append(ModelDrafter)
+        runner = SimpleNamespace(costs=drafting, token_ids=None)
+        drafters = [kind(DraftSource(kind, runner), request) for kind in kinds]
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
         learnt = {"target": policy.costs, "draft": drafting}
         drafter = AdaptiveDrafter(drafters, policy)

@@ -98,7 +98,7 @@ def answer(
         for source in sources:
             if (opened := source.open(draft_request)) is not None:
                 drafters.append(opened)
-                ends.callback(opened.close, source, text)
+                ends.callback(opened.close, text)
         drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
         prompt, sequence = yield from prefilled(request, timing, target, drafter)
         ends.callback(_keep, target, sequence, drafters, text)

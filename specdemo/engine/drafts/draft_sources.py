@@ -44,9 +44,12 @@ class TokenDrafter:
     @classmethod
     def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
         """The drafter of a request, None if it can propose nothing."""
-        raise NotImplementedError
+        return cls(source, request)
 
-    def close(self, source: DraftSource, text: list[int]) -> None:
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        self.source, self.request, self.policy = source, request, request.policy
+
+    def close(self, text: list[int]) -> None:
         """The request has ended; the target has read the tokens `text`."""
 
     def read_prompt(self, tokens: tuple[int, ...], end: int, states: np.ndarray) -> Reading:

@@ -7,7 +7,7 @@ from ..cost_model import LARGEST
 from ..forwards import PREFILL_CHUNK, Forward, Run
 from ..prefixes import common
 from ..rounds import Source
-from .draft_sources import DraftRequest, DraftSource, Reading, TokenDrafter
+from .draft_sources import DraftRequest, DraftSource, Reading
 from .model_drafters import HeadDrafter
 
 
@@ -20,19 +20,13 @@ class EagleDrafter(HeadDrafter):
     Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
 
     name: Source = "eagle3"
-    longest_text_run = PREFILL_CHUNK
+    longest_text_run, first_read, sharper = PREFILL_CHUNK, 1, 1.0
 
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        assert source.prefixes
-        sequence, _ = source.prefixes.find(request.prompt[1:])
-        return cls(request, source.runner.costs, sequence, source.runner.token_ids)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        super().__init__(source, request)
         self._first = 0  # position in the text of the first row
-        size = len(self.prompt)
-        plan = self.policy.plan(size, self.request.max_tokens - size)
+        size = len(request.prompt)
+        plan = self.policy.plan(size, request.max_tokens - size)
         expected = self.policy.accepted(self.name).total.upper_bound
         pays = plan.gain(0, 1.0, expected, self.costs.forward(1)) > 0
         pays &= self.costs.forward(size) <= plan.reading_seconds

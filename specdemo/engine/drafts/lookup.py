@@ -24,15 +24,11 @@ class LookupDrafter(TokenDrafter):
     name: Source = "lookup"
     free = True
 
-    def __init__(self, request: DraftRequest, prediction: Sequence[int] = ()):
-        self._policy = request.policy
-        self._prediction = prediction  # in the place of the text
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        super().__init__(source, request)
+        self._prediction: Sequence[int] = ()  # in the place of the text
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
         self._length = 0
-
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        return cls(request)
 
     def step(self, context: list[int], drafted: list[int], mask: Mask = None) -> Step:
         yield from ()  # no forwards
@@ -41,7 +37,7 @@ class LookupDrafter(TokenDrafter):
         if guess is None:
             return None, 0.0
         token, confidence = guess
-        acceptance = self._policy.accepted(self.name)(confidence)
+        acceptance = self.policy.accepted(self.name)(confidence)
         return Proposal(token, self.name, confidence, acceptance), 0.0
 
     def guess(self, text: list[int], mask: Mask = None) -> tuple[int, float] | None:
@@ -93,7 +89,11 @@ class PredictionDrafter(LookupDrafter):
 
     @classmethod
     def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        return cls(request, request.prediction) if request.prediction else None
+        return cls(source, request) if request.prediction else None
+
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        super().__init__(source, request)
+        self._prediction = request.prediction
 
 
 LOOKUPS = tuple(

@@ -1,7 +1,7 @@
 """The drafters that read logits: of draft models and of draft heads."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..policy import MAX_DRAFT
 from ..prefixes import common
 from ..rounds import Proposal, Source
 from ..sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
-from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter, Translation
+from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter
 
 SHARPER = 1.2
 """Divides the temperature at which a head draws. A head knows less than the target, so its
@@ -27,21 +27,21 @@ DEPTH = 5  # tokens that a head drafts at most; heads are trained for chains of 
 LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have ended
 
 
-@dataclass(eq=False)
 class LogitsDrafter(TokenDrafter):
-    """Makes a Proposal from logits."""
+    """Makes a Proposal from logits. `sequence` is what the model or head has read; without a cache
+    it stays empty."""
 
-    request: DraftRequest
-    costs: CostModel  # of the model
-    sequence: KVSequence  # what the model has read
-    token_ids: np.ndarray | None = None  # of its columns, int64 [V]; None if they are equal
-    context_limit: int = 0  # tokens that the model reads at most; 0: any number
+    first_read = 0  # token of a text that it reads
 
-    def __post_init__(self) -> None:
-        self.policy, self.sampling = self.request.policy, self.request.sampling
-        self.prompt = self.request.prompt
-        self.adjustment = adjustment(self.sampling, self.prompt)
-        token_ids = self.token_ids
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        super().__init__(source, request)
+        self.costs: CostModel = source.runner.costs
+        self.sampling = request.sampling
+        self.sequence = KVSequence(BlockPool(0), 1)
+        if source.prefixes:
+            self.sequence, _ = source.prefixes.find(request.prompt[self.first_read :])
+        self.adjustment = adjustment(self.sampling, request.prompt)
+        token_ids = self.token_ids = source.runner.token_ids
         self._columns: np.ndarray | None = None
         if self.adjustment is not None and token_ids is not None:
             self._columns = np.full(token_ids.max(initial=0) + 1, -1)
@@ -52,11 +52,11 @@ class LogitsDrafter(TokenDrafter):
         """How many tokens of the sequence are of the request's `text`, in the target's tokens."""
         return common(text, self.sequence.tokens)
 
-    def close(self, source: DraftSource, text: list[int]) -> None:
-        if cache := source.prefixes:
+    def close(self, text: list[int]) -> None:
+        if cache := self.source.prefixes:
             self.sequence.truncate(self.reusable(text))
             # Also the prompt, which may be asked again.
-            prompt = min(len(self.prompt), self.sequence.length)
+            prompt = min(len(self.request.prompt), self.sequence.length)
             cache.keep(cache.model.fork(self.sequence, prompt))
             cache.keep(self.sequence)
 
@@ -109,21 +109,17 @@ class LogitsDrafter(TokenDrafter):
 
 class HeadDrafter(LogitsDrafter):
     """Proposes with a draft head. The head reads the target's hidden state that gave the last
-    verified token, that token, and the draft tokens after it. Its `sequence` stays empty."""
+    verified token, that token, and the draft tokens after it."""
 
     name: Source = "head"
     depth = DEPTH
     longest_text_run = 1  # tokens
+    sharper = SHARPER
 
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        temperature = request.sampling.temperature / SHARPER
-        sharper = replace(request, sampling=replace(request.sampling, temperature=temperature))
-        head, empty = source.runner, KVSequence(BlockPool(0), 1)
-        return cls(sharper, head.costs, empty, head.token_ids)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        temperature = request.sampling.temperature / self.sharper
+        sampling = replace(request.sampling, temperature=temperature)
+        super().__init__(source, replace(request, sampling=sampling))
         self._states = np.zeros((0, 0), np.float32)  # of the text's tokens in a chain's first run
         self._runs = 0  # of a chain: one for the text, then one for each draft token
 
@@ -163,12 +159,9 @@ class ModelDrafter(LogitsDrafter):
 
     name = "model"
 
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        assert source.prefixes
-        sequence, _ = source.prefixes.find(request.prompt)
-        model, limit = source.runner, source.context_limit
-        return cls(request, model.costs, sequence, model.token_ids, limit)
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        super().__init__(source, request)
+        self.context_limit = source.context_limit
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
         if self.context_limit:
@@ -199,33 +192,19 @@ class ModelDrafter(LogitsDrafter):
         return text[self.sequence.length :]
 
 
-@dataclass(eq=False, kw_only=True)
 class TranslatedDrafter(ModelDrafter):
     """Proposes with a draft model that has a vocabulary of its own: the target's tokens of the text
     that it drafts. It drafts its likeliest tokens also where the target samples, since noise by
     token id is not shared between vocabularies; so only a target's own choice can confirm them. The
     request's prompt is in the draft model's tokens, its sampling greedy."""
 
-    translation: Translation
-
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        assert source.prefixes and source.translation
-        model, translation = source.runner, source.translation()
-        prompt = tuple(translation.read(list(request.prompt)) or [])
+    def __init__(self, source: DraftSource, request: DraftRequest):
+        assert source.translation
+        self.translation = source.translation()
+        prompt = tuple(self.translation.read(list(request.prompt)) or [])
+        super().__init__(source, replace(request, prompt=prompt, sampling=Sampling()))
         longest = source.longest(request.max_tokens)
-        sequence, _ = source.prefixes.find(prompt)
-        return cls(
-            replace(request, prompt=prompt, sampling=Sampling()),
-            model.costs,
-            sequence,
-            model.token_ids,
-            min(source.context_limit or longest, longest),
-            translation=translation,
-        )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+        self.context_limit = min(source.context_limit or longest, longest)
         self._known = self.sequence.length  # tokens of the context when it was last read
         self._steps, self._proposed = 2, 1  # forwards, and tokens that they gave; guesses at first
 
