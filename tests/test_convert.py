@@ -312,6 +312,7 @@ def test_simulated_roundings_change_more_with_larger_steps_and_nothing_without(t
     tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q4_1)
     decoder, prompts = rounding.TorchDecoder(path), [[5, 6, 7, 8, 9], [5, 6, 17]]
     answers = decoder.answers(prompts, (0,))
+    assert answers == [decoder.answers([prompt], (0,))[0] for prompt in prompts]
     assert decoder.logits(prompts, answers).argmax(-1).tolist() == sum(answers, [])
     ways = "file", "auto", "int8"
     results = rounding.simulated(decoder, ways, prompts, answers)
