@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from specdemo import __version__
-from specdemo.commands.shared import CONTEXT, option_name
+from specdemo.commands import CONTEXT, option_name
 from specdemo.errors import BadInput, SpecdemoError, naming
 from specdemo.machine.terminal import printable
 

@@ -29,7 +29,6 @@ from specdemo.pairs.registry import ModelChoice, PairInfo
 from specdemo.runs.race import on_show
 from specdemo.runs.session import Session
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
-from specdemo.server.metrics import request_of
 from specdemo.server.page import benchmark, events
 from specdemo.server.page.layout import BOOK, DOES_NOT_PAY, FIRST_QUESTION
 from specdemo.server.page.service import Service, VisitorLimits
@@ -277,7 +276,7 @@ def test_the_log_names_a_call_of_generate_by_the_id_of_its_response(url, caplog)
     call = url + "gradio_api/call/v2/generate"
     response = httpx.post(call, json={"instruction": "Hi", "max_new_tokens": 2})
     assert "complete" in httpx.get(f"{call}/{response.json()['event_id']}").text
-    assert [request_of(line) for line in caplog.records] == [response.headers["x-request-id"]]
+    assert [line.request for line in caplog.records] == [response.headers["x-request-id"]]
 
 
 def test_tokens_come_as_decoded_until_stop_and_the_next_run_is_answered(tab, session, monkeypatch):

@@ -12,19 +12,21 @@ import click
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from specdemo.audit import auditor
+from specdemo.audit.auditor import AuditReport
+from specdemo.audit.engines import AuditedEngine, audited, imported, peers_of
+from specdemo.audit.properties import DRAFT_TOKENS, MAX_TOP_K, PROPERTIES, Cell, Plan
 from specdemo.bench.prompts import PeerName, PromptOptions
 from specdemo.commands import shared
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.machine.terminal import Progress, Table, printable, progress_bar
 from specdemo.options import CONFIG, SPLIT, Line, Whole, option
-from specdemo.pairs.registry import ModelChoice
+from specdemo.pairs.registry import OWN, ModelChoice
+from specdemo.runs.report_page import versions
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json
 
 if TYPE_CHECKING:
-    from specdemo.audit.auditor import AuditReport
-    from specdemo.audit.engines import AuditedEngine
-    from specdemo.audit.properties import Cell
     from specdemo.runs.session import Session
 
 MANNERS = "| Be brief.| Give reasons.| Use a list.| Be formal.| Use rhymes.| Joke.".split("|")
@@ -46,19 +48,7 @@ def _url(text: str) -> str:
 
 Url = Annotated[Line, AfterValidator(_url)]
 EngineName = Annotated[str, AfterValidator(_engine_name)]
-PropertyName = Literal[
-    "greedy",
-    "seed",
-    "repeat",
-    "self",
-    "batch",
-    "sampling",
-    "end",
-    "stop",
-    "schema",
-    "penalties",
-    "context",
-]
+PropertyName = Literal[*PROPERTIES]  # type: ignore[valid-type]  # read by pydantic only
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -72,7 +62,7 @@ class AuditOptions(PromptOptions):
         4000, "most sampled answers of a method; 0 leaves sampling out"
     )
     only: Annotated[tuple[PropertyName, ...], SPLIT] | None = option(
-        None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
+        None, "test these properties only", metavar="|".join(PROPERTIES), unset="all"
     )
     server: Url = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
     server_baseline: Url = option("", "the same model without speculative decoding", metavar="URL")
@@ -99,17 +89,13 @@ def audit(
     settings: Settings,
 ) -> None:
     shared.check_output(options.html, "--html")
-    from specdemo.audit import auditor
-    from specdemo.audit.properties import MAX_TOP_K, Plan
-    from specdemo.runs.report_page import versions
-
     if settings.top_k > MAX_TOP_K:
         raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")
     file = None if json_file in (None, "-") else Path(json_file or "")
     if not options.server and (options.server_baseline or options.server_seed):
         raise BadInput("--server-baseline and --server-seed need --server beside them.")
-    plan = Plan(options.cases(), settings, options.draws, options.only or get_args(PropertyName))
-    report = auditor.AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
+    plan = Plan(options.cases(), settings, options.draws, options.only or (*PROPERTIES,))
+    report = AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
         if options.server:
@@ -120,7 +106,6 @@ def audit(
             engines: Iterable[AuditedEngine] = [server]
             pair = ""
         else:
-            from specdemo.pairs.registry import OWN
             from specdemo.runs.session import Session
 
             loaded = shared.load_pair(choice)
@@ -153,9 +138,7 @@ def _engines(
     session: Session, options: AuditOptions, settings: Settings, left_out: dict[str, str]
 ) -> Iterator[AuditedEngine]:
     """Ours, then the peers. One that cannot run is named in `left_out` and on stderr."""
-    from specdemo.audit.engines import audited, imported, peers_of
     from specdemo.audit.own_engine import own_engines
-    from specdemo.audit.properties import DRAFT_TOKENS
 
     adapters = {name: imported(name) for name in options.peers or () if ":" in name}
     yield from own_engines(session, settings.drafter)
@@ -175,8 +158,6 @@ def _engines(
 
 def _tables(report: AuditReport) -> dict[str, Table]:
     """A table for each engine, with a column for each of its methods, and one of the notes."""
-    from specdemo.audit.properties import PROPERTIES
-
     tables: dict[str, dict[str, dict[str, str]]] = {}
     notes = []
     for row in report.rows:

@@ -11,6 +11,7 @@ import click
 
 from specdemo.commands import shared
 from specdemo.errors import RequestFailed, naming
+from specdemo.machine import hardware, measured
 from specdemo.machine.measured import DraftResult, TuningResult
 from specdemo.machine.terminal import Progress, Report, progress_bar
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_of, chosen_pair
@@ -46,8 +47,6 @@ def tune(
     limit: int,
     json_file: str | None,
 ) -> None:
-    from specdemo.machine import hardware, measured
-
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
     with progress_bar() as bar, naming(_option_of):

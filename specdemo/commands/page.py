@@ -7,10 +7,12 @@ from dataclasses import fields
 from functools import partial
 from typing import Annotated
 
+from huggingface_hub import constants
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.commands.shared import CONTEXT, options_of, sectioned
+from specdemo.commands import CONTEXT
+from specdemo.commands.shared import options_of, sectioned
 from specdemo.errors import RequestFailed
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import EMBEDDED, ModelChoice, chosen_pair
@@ -18,6 +20,7 @@ from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.server import metrics
 from specdemo.server.page import model_menu
 from specdemo.server.page.routes import PageGuard
+from specdemo.server.page.service import Service, VisitorLimits
 from specdemo.server.request_guard import PRIVATE_NETWORKS
 from specdemo.server.server_options import Port, ServerOptions, key_from_environment
 from specdemo.server.web_server import Server, bound_socket, url_of
@@ -66,10 +69,6 @@ def page(options: PageOptions) -> None:
     listening = bound_socket(options.host, options.port)
     chosen_pair(options, default=lambda: EMBEDDED)  # raises InvalidOption
     metrics.log_requests(options.log_format)
-
-    from huggingface_hub import constants
-
-    from specdemo.server.page.service import Service, VisitorLimits
 
     models = {field.name: getattr(options, field.name) for field in fields(ModelChoice)}
     if not (options.pair or options.model):

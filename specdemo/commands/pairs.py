@@ -8,16 +8,17 @@ from typing import Any, get_args
 import click
 
 from specdemo.commands.shared import completing, json_option, load_pair, write_report
+from specdemo.convert import exporting, model_files
 from specdemo.errors import DamagedModel, naming
+from specdemo.machine import disk, hardware, measured
 from specdemo.machine.terminal import counted, progress_bar, size
-from specdemo.pairs.registry import WeightFormat
+from specdemo.pairs import registry, sources, storage
+from specdemo.pairs.registry import ModelChoice, WeightFormat, find_pair
 
 
 @click.command()
 @json_option
 def pairs(json_file: str | None) -> None:
-    from specdemo.pairs.registry import PAIRS
-
     rows = [
         {
             "name": pair.name,
@@ -32,7 +33,7 @@ def pairs(json_file: str | None) -> None:
             "expected": pair.read_expected_speed(),
             "measured": pair.read_facts(),
         }
-        for pair in PAIRS
+        for pair in registry.PAIRS
     ]
     columns = "name", "use", "target", "draft", "download_bytes", "memory_bytes"
     shown = [
@@ -42,7 +43,7 @@ def pairs(json_file: str | None) -> None:
             "state": "here" if row["ready"] else "fits" if pair.fits else "too large",
             "speed": row["measured"] or row["expected"],
         }
-        for pair, row in zip(PAIRS, rows, strict=True)
+        for pair, row in zip(registry.PAIRS, rows, strict=True)
     ]
     write_report(rows, json_file, {"The pairs on this machine": shown})
 
@@ -52,8 +53,6 @@ def pairs(json_file: str | None) -> None:
     "pair", help="A name that `specdemo pairs` lists.", shell_complete=completing("pair")
 )
 def fetch(pair: str) -> None:
-    from specdemo.pairs.registry import ModelChoice, find_pair
-
     with naming(lambda field: "PAIR"):
         choice = ModelChoice(find_pair(pair).name)
     loaded = load_pair(choice)
@@ -88,16 +87,12 @@ def fetch(pair: str) -> None:
     "reads the target's state after its last norm, as it was trained, or before it.",
 )
 def export(source: str, out: Path, weight_format: str, prediction_layer: str | None) -> None:
-    from specdemo.convert import model_files
-    from specdemo.convert.exporting import export
-    from specdemo.pairs import sources
-
     with naming(lambda field: "SOURCE"):
         model = sources.source_of(source, "model", sources.AS_IT_IS)
     with progress_bar() as bar:
         [fetched] = sources.fetch([model], bar, to_run=False)
         own = prediction_layer or ""
-        export(fetched.folder, out, weight_format, bar, name=model.name, prediction=own)
+        exporting.export(fetched.folder, out, weight_format, bar, name=model.name, prediction=own)
     click.echo(f"{out} holds the IR of {model.name} ({model_files.weight_format(out)})")
 
 
@@ -108,9 +103,6 @@ def export(source: str, out: Path, weight_format: str, prediction_layer: str | N
 )
 @json_option
 def cache(remove: tuple[str, ...], unused: float | None, json_file: str | None) -> None:
-    from specdemo.machine import disk
-    from specdemo.pairs import storage
-
     models = storage.stored_models()
     if unused is not None:
         remove += tuple(model.name for model in models if model.unused_days >= unused)
@@ -136,8 +128,6 @@ def _days(days: float) -> str:
 @click.option("--forget", is_flag=True, help="Drop all of it: the next start measures anew.")
 @json_option
 def machine(forget: bool, json_file: str | None) -> None:
-    from specdemo.machine import hardware, measured
-
     if forget:
         return click.echo(f"files dropped: {measured.forget()}")
     figures: list[dict[str, Any]] = []

@@ -1,7 +1,5 @@
 """What several commands share: options from dataclasses, the chosen pair, JSON and tables."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools
@@ -11,23 +9,23 @@ import sys
 from collections.abc import Callable, Mapping
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from specdemo.commands import option_name
 from specdemo.errors import BadInput, SpecdemoError, naming
 from specdemo.machine.disk import replacing
 from specdemo.machine.terminal import Table, progress_bar, show, size
-
-if TYPE_CHECKING:
-    from specdemo.pairs.loading import LoadedPair
-    from specdemo.pairs.registry import ModelChoice, Pair
+from specdemo.options import file_text, parse
+from specdemo.pairs import loading, registry
+from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import as_json
 
 Command = Callable[..., Any]  # the function of a command, with click's options as parameters
-
-CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
 SECTIONS = {"ModelChoice": "Models", "Settings": "Answers"}
 """Titles of options in a help, by the class that has them."""
@@ -71,9 +69,6 @@ def json_option(command: Command) -> Command:
 def answer_options(command: Command, kind: type | None = None) -> Command:
     """Adds --threads, --json, and the options of ModelChoice (`choice`) and of Settings or its
     subclass `kind` (`settings`)."""
-    from specdemo.pairs.registry import ModelChoice
-    from specdemo.runs.settings import Settings
-
     command = options_of(kind or Settings, "settings")(command)
     command = json_option(options_of(ModelChoice, "choice")(command))
     return click.option(
@@ -146,17 +141,10 @@ def completing(name: str, metavar: str = "") -> Callable[..., list[CompletionIte
             return [CompletionItem(begun, type="file")]
         words = [word for word in metavar.split("|") if word.islower()] if "|" in metavar else []
         if name in ("pair", "target"):
-            from specdemo.pairs.registry import PAIRS
-
-            words = [pair.name for pair in PAIRS]
+            words = [pair.name for pair in registry.PAIRS]
         return [CompletionItem(word) for word in words if word.startswith(begun)]
 
     return complete
-
-
-def option_name(field: str) -> str:
-    """The option of a field: --draft-tokens for draft_tokens."""
-    return "--" + field.replace("_", "-")
 
 
 def _variable(field: str) -> str:
@@ -164,8 +152,6 @@ def _variable(field: str) -> str:
 
 
 def _parse(kind: type, options: dict[str, Any]) -> Any:
-    from specdemo.options import file_text, parse
-
     source = click.get_current_context().get_parameter_source
     variables = {name for name in options if source(name) is ParameterSource.ENVIRONMENT}
     # An option that names models overrides the variables that do.
@@ -178,11 +164,10 @@ def _parse(kind: type, options: dict[str, Any]) -> Any:
         return parse(kind, {name: value for name, value in options.items() if value is not None})
 
 
-def chosen_pair(choice: ModelChoice) -> Pair:
+def chosen_pair(choice: ModelChoice) -> registry.Pair:
     """The pair that `choice` names, else the default one, reported on stderr. Raises BadInput."""
-    from specdemo.pairs import registry
 
-    def default() -> Pair:
+    def default() -> registry.Pair:
         pair, why = registry.default_pair()
         click.echo(f"pair {why}", err=True)
         return pair
@@ -190,10 +175,8 @@ def chosen_pair(choice: ModelChoice) -> Pair:
     return registry.chosen_pair(choice, default)
 
 
-def load_pair(choice: ModelChoice) -> LoadedPair:
+def load_pair(choice: ModelChoice) -> loading.LoadedPair:
     """The models of `choice`, fetched with a progress bar on stderr, ready for a Session."""
-    from specdemo.pairs import loading
-
     pair = chosen_pair(choice)
     with progress_bar() as report:
         return loading.load_pair(pair, report)
@@ -238,8 +221,6 @@ def write_file(text: str, destination: str) -> None:
 def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
     """Print the tables, each below its title, on stderr if standard output gets JSON. Write
     `figures` as JSON to `json_file`, if any."""
-    from specdemo.runs.trace import as_json
-
     out = sys.stderr if json_file == "-" else sys.stdout
     if json_file == "-":
         write_file(as_json(figures), json_file)

@@ -14,10 +14,12 @@ from functools import cache
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
+from specdemo.engine.request import prompt_logprobs
 from specdemo.engine.rounds import Logprobs, Round
 from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.machine.terminal import Report
 from specdemo.machine.threads import ShortestFirst, merged
+from specdemo.pairs.registry import chosen_pair
 from specdemo.runs.question import Question, SessionEvent, new_text, question_of
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
@@ -68,7 +70,6 @@ class Piece:
 
 
 def open_pair(options: ServeOptions, report: Report) -> Session:
-    from specdemo.pairs.registry import chosen_pair
     from specdemo.runs.session import open_session
 
     session = open_session(
@@ -244,8 +245,6 @@ class Answers:
             return "", []
         if request.top_count is None:
             return question.title, []
-        from specdemo.engine.request import prompt_logprobs  # imports OpenVINO
-
         prompt, title = cast(tuple[int, ...], question.prompt), question.title
         # Special tokens that the caller has spelled have a text; one before the text has none.
         stream = TextStream(self._tokenizer, special=self._tokenizer.decode(prompt) != title)

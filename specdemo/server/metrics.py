@@ -141,23 +141,13 @@ class Record(AbstractContextManager["Record"]):
         log.info(line, figures, extra={"request": self._request})
 
 
-def request_of(record: logging.LogRecord) -> str:
-    """The id of the request that a line of the log is about, "-" if there is none."""
-    return str(getattr(record, "request", REQUEST_ID.get()))
+def add_request(record: logging.LogRecord) -> bool:
+    """A filter that gives a line of the log the id of its request, "-" if there is none."""
+    vars(record).setdefault("request", REQUEST_ID.get())
+    return True
 
 
-class TextLines(logging.Formatter):
-    """A line of the log as text."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s [%(request)s] %(message)s")
-
-    def format(self, record: logging.LogRecord) -> str:
-        record.request = request_of(record)
-        return super().format(record)
-
-
-class JsonLines(TextLines):
+class JsonLines(logging.Formatter):
     """A line of the log as a JSON object, with the figures of a request as fields of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -165,7 +155,7 @@ class JsonLines(TextLines):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "request": request_of(record),
+            "request": vars(record)["request"],
             "message": record.getMessage(),
             **(record.args if isinstance(record.args, dict) else {}),
         }
@@ -193,6 +183,8 @@ def log_requests(log_format: Literal["text", "json"] = "text") -> None:
     if level.upper() not in LEVELS:
         raise BadInput(f"SPECDEMO_LOG is {shown(level)}; it must be one of {', '.join(LEVELS)}.")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    handler.addFilter(add_request)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s [%(request)s] %(message)s")
+    handler.setFormatter(JsonLines() if log_format == "json" else text)
     logging.basicConfig(handlers=[handler])
     logging.getLogger("specdemo").setLevel(level.upper())

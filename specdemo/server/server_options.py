@@ -12,6 +12,7 @@ from specdemo.errors import BadInput
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import MAX_NEW_TOKENS, Drafter
+from specdemo.server.request_guard import address_of
 
 Positive = Annotated[Whole, Field(ge=1)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
@@ -64,8 +65,6 @@ class ServerOptions(ModelChoice):
     @property
     def strangers(self) -> bool:
         """Whether people who do not know each other share the server."""
-        from specdemo.server.request_guard import address_of
-
         address = address_of(self.host)
         loopback = address.is_loopback if address else self.host == "localhost"
         public = self.share or "SPACE_ID" in os.environ or not loopback

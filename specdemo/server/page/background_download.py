@@ -14,6 +14,7 @@ import gradio as gr
 
 from specdemo.errors import RequestFailed
 from specdemo.machine.terminal import Progress
+from specdemo.pairs.loading import fetch_pair
 from specdemo.server.metrics import announce
 from specdemo.server.page import PRIVATE
 from specdemo.server.page.model_menu import ModelMenu
@@ -80,8 +81,6 @@ class BackgroundDownload:
             self.start("fetching" if error else "changing")
 
     def _fetch(self) -> str:
-        from specdemo.pairs.loading import fetch_pair
-
         thread = threading.current_thread()
 
         def report(progress: Progress | None) -> None:  # called in several threads

@@ -18,6 +18,7 @@ from specdemo.machine.terminal import Report, size
 from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.hub import WORKING_BYTES
+from specdemo.pairs.loading import fetch_pair
 from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.server.metrics import announce
@@ -112,8 +113,6 @@ class ModelMenu:
     def fetch(self, chosen: ModelChoice, report: Report) -> bool:
         """Fetch missing files of the models. Returns whether there is memory to load the models
         beside those in memory now. Raises SpecdemoError."""
-        from specdemo.pairs.loading import fetch_pair
-
         models = fetch_pair(_pair(chosen), report)
         weights = sum(disk.file_size(model.folder / model_files.WEIGHTS) for model in models)
         return hardware.available_bytes() > weights + WORKING_BYTES
