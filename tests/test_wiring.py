@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from unittest.mock import Mock
 
 import httpx
@@ -24,8 +24,9 @@ from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.pairs import registry
-from specdemo.pairs.registry import EMBEDDED
-from specdemo.server.metrics import Metrics, Record, log_requests
+from specdemo.pairs.registry import EMBEDDED, ModelChoice
+from specdemo.server.host import Host
+from specdemo.server.metrics import Record, log_requests
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import PageGuard
 from specdemo.server.page.service import VisitorLimits
@@ -329,9 +330,9 @@ def test_without_a_folder_for_temporary_files_the_page_says_what_to_set(monkeypa
 # Metrics
 
 
-def figures_of(metrics: Metrics, session: object, visitors: int) -> dict[str, float]:
+def figures_of(metrics: str) -> dict[str, float]:
     """Every figure by its name and the values of its labels, but for those of times."""
-    families = text_string_to_metric_families(metrics.text(session, visitors))
+    families = text_string_to_metric_families(metrics)
     figures = (figure for family in families for figure in family.samples)
     return {
         " ".join([figure.name, *figure.labels.values()]): figure.value
@@ -341,7 +342,12 @@ def figures_of(metrics: Metrics, session: object, visitors: int) -> dict[str, fl
 
 
 def test_every_metric_counts_what_its_name_says():
-    metrics = Metrics()
+    blocks = {"target": CacheUse(5, 2, 100), "draft": CacheUse(3, 0, 50)}
+    session = Mock(activity=Activity(2, 3, 4), engine=Mock(cache_blocks=lambda: blocks))
+    pair = ModelChoice("embedded")
+    host = Host(pair, lambda *_: session)
+    host.load(pair).result(30)
+    metrics = host.counters
     trace = race_trace(*"abcdef")  # five rounds draft a token: three are accepted, two are not
     with Record(metrics) as record:
         for event in (*trace.rounds, *trace.baseline.tokens[:4], trace):
@@ -349,9 +355,11 @@ def test_every_metric_counts_what_its_name_says():
     for error in (Busy("Full."), KeyError(), GeneratorExit()):
         with suppress(type(error)), Record(metrics):
             raise error
-    blocks = {"target": CacheUse(5, 2, 100), "draft": CacheUse(3, 0, 50)}
-    session = Mock(activity=Activity(2, 3, 4), engine=Mock(cache_blocks=lambda: blocks))
-    assert figures_of(metrics, session, 6) == {
+    with ExitStack() as visitors:
+        for _ in range(6):
+            visitors.enter_context(host.lent_session(pair))
+        text = asyncio.run(host.metrics())
+    assert figures_of(text) == {
         "specdemo_requests_total baseline length": 1,
         "specdemo_requests_total answer refused": 1,
         "specdemo_requests_total answer error": 1,

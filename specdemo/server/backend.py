@@ -178,7 +178,9 @@ class Answers:
         read = self._read[number]
         try:
             with Record(backend.counters) as record, backend.lent_session(backend.options):
-                question = replace(self._question(number).repeated(repeated), stop=stop)
+                with self._lock:
+                    self._questions = self._questions or self._read_questions()
+                question = replace(self._questions[number].repeated(repeated), stop=stop)
                 if repeated:
                     read.wait()
                 cancelled = yield from self._pieces(question, answer, record, read)
@@ -266,11 +268,6 @@ class Answers:
         contents = tuple(map(self._bytes_of, (token, *(id for id, _ in logprobs.top))))
         numbers = array("d", (logprobs.token, *(logprob for _, logprob in logprobs.top)))
         return ScoredToken(contents, numbers, offset)
-
-    def _question(self, number: int) -> Question:
-        with self._lock:
-            self._questions = self._questions or self._read_questions()
-        return self._questions[number]
 
     def _read_questions(self) -> list[Question]:
         """A question of token ids for each prompt. A text that cannot fit is refused by its length.

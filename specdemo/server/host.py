@@ -235,4 +235,4 @@ class Host:
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
-        return self.counters.text(self.answering.session, self.visitors)
+        return self.counters.text(await self.health())

@@ -1,29 +1,24 @@
 """A server's metrics for Prometheus: requests by outcome, tokens, queue, cache, times. No text of a
 request is kept or logged."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import time
 from collections import Counter as Counts
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdemo.engine.rounds import Round
-from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy
 from specdemo.options import shown
 from specdemo.runs.trace import BaselineToken, Trace
-
-if TYPE_CHECKING:
-    from specdemo.runs.session import Session
 
 log = logging.getLogger("specdemo.requests")
 
@@ -60,23 +55,21 @@ class Metrics:
             "used": gauge("cache_blocks_used", "KV cache blocks in use", ["cache"]),
             "limit": gauge("cache_blocks_limit", "Blocks there are", ["cache"]),
         }
-        self._visitors = gauge("visitors", "Visitors with a request")
         self._load = {
+            "in_flight": gauge("visitors", "Visitors with a request"),
             "active": gauge("requests_active", "Requests that share the models now"),
-            "waiting": gauge("requests_waiting", "Requests that wait to be admitted"),
+            "queue": gauge("requests_waiting", "Requests that wait to be admitted"),
             "restarts": gauge("engine_restarts", "Restarts of the scheduler's thread"),
         }
 
-    def text(self, session: Session | None = None, visitors: int = 0) -> str:
-        """All metrics, and the load of `session`, in the Prometheus text format."""
-        self._visitors.set(visitors)
-        activity = session.activity if session else Activity()
+    def text(self, health: Mapping[str, Any]) -> str:
+        """All metrics, and the figures of `Host.health`, in the Prometheus text format."""
         for name, gauge in self._load.items():
-            gauge.set(getattr(activity, name))
+            gauge.set(health[name])
         for name, gauge in self._blocks.items():
             gauge.clear()
-            for cache, use in session.engine.cache_blocks().items() if session else ():
-                gauge.labels(cache).set(getattr(use, name))
+            for cache, use in health["cache_blocks"].items():
+                gauge.labels(cache).set(use[name])
         return generate_latest(self._registry).decode()
 
 
