@@ -1,15 +1,13 @@
 """The benchmark of the page: races built-in prompts in turn until the verdict is certain, and sends
 its charts, table and report as messages."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdemo.bench.charts import as_data, by_acceptance, by_prompt, wall_clock
 from specdemo.bench.decision import Row, decide, measure_users, users_row
@@ -22,11 +20,8 @@ from specdemo.runs.report_page import ReportHeader
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import as_json, summarize
 from specdemo.server.page.events import message
+from specdemo.server.page.service import LimitedSession
 from specdemo.server.page.wording import draft_of
-
-if TYPE_CHECKING:
-    from specdemo.runs.session import Session
-    from specdemo.server.page.service import LimitedSession
 
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, TURNS = 60.0, 3  # no turn is begun after so many seconds
@@ -54,7 +49,7 @@ class Item(RacedPrompt):
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
 
-def measure(session: Session | LimitedSession, question: Question) -> Iterator[str]:
+def measure(session: LimitedSession, question: Question) -> Iterator[str]:
     """A message after each race of a benchmark with the settings of `question`, then for each
     measurement of several users at once, the last one with the decision and the charts."""
     settings = question.settings

@@ -1,8 +1,6 @@
 """The routes that the page's server answers, by method, path and body; everything else that Gradio
 has, or will have, is refused before Gradio sees it."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -11,6 +9,7 @@ from urllib.parse import parse_qs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from specdemo.errors import BadInput
 from specdemo.options import wrong_parameter
@@ -18,7 +17,6 @@ from specdemo.server.request_guard import RequestGuard, parsed
 
 if TYPE_CHECKING:
     import gradio
-    from starlette.types import Scope
 
 
 def _scalar(value: Any) -> Any:
@@ -142,7 +140,7 @@ class PageGuard(RequestGuard):
     endless = ("/gradio_api/heartbeat/",)
     max_of_network = 256
     reads = [pattern_of(route) for route in READS]
-    blocks: gradio.Blocks  # set by `page_app`
+    blocks: "gradio.Blocks"  # set by `page_app`
 
     def needs_key(self, path: str) -> bool:
         return path == "/metrics"
