@@ -133,28 +133,25 @@ class ChoiceWriter:
             self.trace = piece.event
 
     def complete(self) -> dict[str, Any]:
-        text = self._text
         if not self._chat:
-            return self._choice({"text": text})
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            return self._choice({"text": self._text})
+        message: dict[str, Any] = {"role": "assistant", "content": self._text, "refusal": None}
         if self._calls:
-            message |= {"content": text or None, "tool_calls": self._new_calls()}
+            message |= {"content": self._text or None, "tool_calls": self._new_calls()}
         return self._choice({"message": message})
 
     def parts(self) -> Iterator[dict[str, Any]]:
         """The choices of chunks for what is new; there may be none."""
-        deltas: list[dict[str, Any]] = []
+        unfinished, text, self._text = {"finish_reason": None}, self._text, ""
         if self._chat and not self._begun:
             role = {"delta": {"role": "assistant", "content": ""}}
-            yield {"index": self._index, **role, "logprobs": None, "finish_reason": None}
-        if self._text or self._tokens:
-            deltas.append({"content": self._text})
+            yield {"index": self._index, **role, "logprobs": None, **unfinished}
+        self._begun = True
+        if text or self._tokens:
+            part = {"delta": {"content": text}} if self._chat else {"text": text}
+            yield self._choice(part) | unfinished
         if self._calls:
-            deltas.append({"tool_calls": self._new_calls()})
-        self._begun, self._text = True, ""
-        for delta in deltas:
-            part = {"delta": delta} if self._chat else {"text": delta["content"]}
-            yield self._choice(part) | {"finish_reason": None}
+            yield self._choice({"delta": {"tool_calls": self._new_calls()}}) | unfinished
         if self.trace:
             yield self._choice({"delta": {}} if self._chat else {"text": ""})
 
