@@ -116,8 +116,8 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
     names = []
     for row in lengths:
         name = f"{row['max_new_tokens']} tokens<br>{row['speedup']:.2f}x"
-        if both := PAPER.get(row["max_new_tokens"]):
-            name += f"<br>(paper: {both[0] / both[1]:.2f})"
+        if speedup := PAPER.get(row["max_new_tokens"]):
+            name += f"<br>(paper: {speedup:.2f})"
         names.append(name)
     figure = px.bar(
         {"": names, **{way: [row[f"{way}_s"] for row in lengths] for way in COLOURS}},
@@ -147,17 +147,12 @@ def by_prompt(rows: Sequence[Row]) -> Figure:
 
     dots, lines = [], []
     for row in rows:
-        name, races = label(row["id"]), row.get("speedups") or [row["speedup"]]
-        whys = row.get("whys") or [""] * len(races)
-        dots += [
-            (name, speedup, UNCOUNTED if why else "one race")
-            for speedup, why in zip(races, whys, strict=True)
-        ]
-        if counted := [speedup for speedup, why in zip(races, whys, strict=True) if not why]:
+        name, races = label(row["id"]), [*zip(row["speedups"], row["whys"], strict=True)]
+        dots += [(name, speedup, UNCOUNTED if why else "one race") for speedup, why in races]
+        if counted := [speedup for speedup, why in races if not why]:
             lines += [(name, min(counted)), (name, max(counted)), (name, None)]
         if row.get("paper"):
-            baseline, seconds = PAPER[row["paper"]]
-            dots.append((name, baseline / seconds, PAPER_MARK))
+            dots.append((name, PAPER[row["paper"]], PAPER_MARK))
     prompts, speedups, marks = zip(*dots, strict=True)
     figure = px.scatter(
         {"": prompts, SPEEDUP: speedups, "mark": marks},
