@@ -273,8 +273,11 @@ def test_the_context_is_filled_to_its_last_token():
 
 
 def test_draws_have_seeds_of_their_own_half_of_them_among_others():
+    settings = dataclasses.replace(PLAN.settings, seed=2**63 - 1)  # the largest
+    plan = dataclasses.replace(PLAN, settings=settings)
+    assert result_of("seed", ToyEngine(), plan).result == "pass"
     engine = Recording()
-    result = result_of("sampling", engine)
+    result = result_of("sampling", engine, plan)
     assert result.draws == 600 and result.tv_noise_floor < 0.1
     seeds = Counter((settings.seed, way) for _, settings, way in engine.requests)
     assert seeds.most_common(2)[1][1] == 1, "only the first call is made twice"

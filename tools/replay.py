@@ -180,7 +180,7 @@ def record(
     session.prepare(settings.numerics)
     for temperature in (0.0, settings.temperature or SAMPLED):
         for number, prompt in enumerate(prompts):
-            own = replace(settings, temperature=temperature, seed=settings.seed + number)
+            own = replace(settings.later(number), temperature=temperature)
             question = Question(prompt.instruction, own)
             answer = trace_of(session.ask(question)).token_ids
             choices = session.submit(question, partial(_along, list(answer))).result()

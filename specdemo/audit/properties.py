@@ -198,8 +198,8 @@ def greedy(subject: Subject, plan: Plan) -> Cell:
 
 def seed(subject: Subject, plan: Plan) -> Cell:
     settings = replace(plan.sampled, max_new_tokens=SEEDED_TOKENS)
-    prompts = enumerate(plan.prompts[:MAX_CASES], settings.seed)
-    return subject.compare([((prompt,), replace(settings, seed=seed)) for seed, prompt in prompts])
+    prompts = enumerate(plan.prompts[:MAX_CASES])
+    return subject.compare([((prompt,), settings.later(number)) for number, prompt in prompts])
 
 
 def repeat(subject: Subject, plan: Plan) -> Cell:
@@ -349,8 +349,7 @@ def draw(
     """The beginnings of answers with the seeds of these `numbers`: half of them alone, half among
     others if the engine takes several. A failed draw is ()."""
     # The pilot's seeds end before those of the draws.
-    seeds = [settings.seed + PILOT_DRAWS + number for number in numbers]
-    cases = [(PROMPT, replace(settings, seed=seed)) for seed in seeds]
+    cases = [(PROMPT, settings.later(PILOT_DRAWS + number)) for number in numbers]
     alone = len(cases) // 2 if engine.parallel > 1 else len(cases)
     yield from (_beginning(engine, case, speculative) for case in cases[:alone])
     for begin in range(alone, len(cases), engine.parallel):

@@ -57,8 +57,7 @@ class Question:
 
     def repeated(self, number: int) -> Self:
         """The question with the seed that is `number` after its own."""
-        seed = (self.settings.seed + number) % 2**63
-        return replace(self, settings=replace(self.settings, seed=seed))
+        return replace(self, settings=self.settings.later(number))
 
 
 def new_text(event: SessionEvent, sent: int) -> str:

@@ -1,7 +1,8 @@
 """The settings of a request, defined once for page, API, command line, links and saved runs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -118,6 +119,10 @@ class Settings:
     json_schema: str = option(
         "", "a JSON Schema that the answer must follow", metavar="FILE", file="yes"
     )
+
+    def later(self, number: int) -> Self:
+        """With the seed that is `number` after this one; the first follows the last."""
+        return replace(self, seed=(self.seed + number) % 2**63)
 
 
 def require_exact(settings: Settings, param: str = "numerics") -> None:
