@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -81,15 +82,19 @@ class Subject:
     engine: AuditedEngine
     baselines: dict[Any, Any] = field(default_factory=dict)  # shared by the engine's methods
 
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` gave for the first of the engine's methods: it is the same for all."""
+        if key not in self.baselines:
+            self.baselines[key] = make()
+        return self.baselines[key]
+
     def baseline(self, conversation: Conversation, settings: Settings) -> Tokens:
         """Raises NotOffered where autoregressive decoding fails: then drafts are not the reason."""
         case = conversation, settings
-        if case not in self.baselines:
-            try:
-                self.baselines[case] = (*self.engine.generate(*case, False),)
-            except RequestFailed as error:
-                raise NotOffered(f"Without drafts: {error}") from error
-        tokens: Tokens = self.baselines[case]
+        try:
+            tokens: Tokens = self.once(case, lambda: (*self.engine.generate(*case, False),))
+        except RequestFailed as error:
+            raise NotOffered(f"Without drafts: {error}") from error
         return tokens
 
     def answer(self, conversation: Conversation, settings: Settings) -> Tokens:
@@ -212,18 +217,16 @@ def repeat(subject: Subject, plan: Plan) -> Cell:
 
 def self_draft(subject: Subject, plan: Plan) -> Cell:
     """The target as its own draft model proposes what it chooses, and must accept all of it."""
-    if "self" not in subject.baselines:  # the same for all methods
-        length = plan.settings.draft_tokens or DRAFT_TOKENS
-        rounds = max((plan.settings.max_new_tokens - 1) // (length + 1), 1)
-        cases = plan.greedy(
-            SELF_DRAFTED,
-            draft_tokens=length,
-            # What is drafted beyond the end of an answer is not accepted, either.
-            max_new_tokens=1 + rounds * (length + 1),
-            ignore_eos=True,
-        )
-        subject.baselines["self"] = subject.engine.self_drafted(cases)
-    drafted, accepted = subject.baselines["self"]
+    length = plan.settings.draft_tokens or DRAFT_TOKENS
+    rounds = max((plan.settings.max_new_tokens - 1) // (length + 1), 1)
+    cases = plan.greedy(
+        SELF_DRAFTED,
+        draft_tokens=length,
+        # What is drafted beyond the end of an answer is not accepted, either.
+        max_new_tokens=1 + rounds * (length + 1),
+        ignore_eos=True,
+    )
+    drafted, accepted = subject.once("self", lambda: subject.engine.self_drafted(cases))
     if not drafted:
         raise NotOffered("The target as its own draft model drafted no token.")
     rejected = drafted - accepted
@@ -307,14 +310,18 @@ def sampling(subject: Subject, plan: Plan) -> Cell:
     exact = engine.outcomes(PROMPT, settings, OUTCOME_TOKENS)
     tests: dict[str, tuple[float, float, float]] = {}
     failures = 0
+    others = range(MAX_DRAWS, MAX_DRAWS + draws)  # of seeds: after those of the speculative draws
+    baseline = partial(draw, engine, settings, others, False)
     for number, coupling in enumerate(engine.couplings):
         seeds = range(number * draws, (number + 1) * draws)
         answers = Counter(draw(engine, replace(settings, coupling=coupling), seeds, True))
         failures += answers.pop((), 0)
         if not answers:
             raise RequestFailed("None of the draws succeeded.")
-        others = [] if exact else [_baseline_draws(subject, settings, draws)]
-        tests[coupling] = chi_square([answers, *others], exact)
+        samples = [answers]
+        if not exact:
+            samples.append(subject.once("draws", lambda: Counter(filter(None, baseline()))))
+        tests[coupling] = chi_square(samples, exact)
     cases = draws * len(tests)
     p_values = {coupling: p_value for coupling, (p_value, *_) in tests.items()}
     distance, floor = max(distances for _, *distances in tests.values())
@@ -331,16 +338,6 @@ def sampling(subject: Subject, plan: Plan) -> Cell:
         distance,
         floor,
     )
-
-
-def _baseline_draws(subject: Subject, settings: Settings, draws: int) -> Counter[Tokens]:
-    """Autoregressive draws, whose seeds follow those of the speculative ones."""
-    if "draws" not in subject.baselines:
-        seeds = range(MAX_DRAWS, MAX_DRAWS + draws)
-        answers = draw(subject.engine, settings, seeds, False)
-        subject.baselines["draws"] = Counter(filter(None, answers))
-    drawn: Counter[Tokens] = subject.baselines["draws"]
-    return drawn
 
 
 def draw(
