@@ -438,9 +438,9 @@ def test_the_command_of_a_decision_has_every_setting_that_changes_the_answers():
 def test_a_number_of_users_is_unknown_until_six_measurements_count():
     whys = ["", "", "", "busy", "", ""]
     measured = [PairedRuns(1 + n / 10, why, 10, 10 + n) for n, why in enumerate(whys)]
-    row = decision.users_row(2, measured, "measurement")
+    row = decision.users_row(2, measured)
     assert row["speedup"] is None and row["measurements"] == 5
-    row = decision.users_row(2, [*measured, PairedRuns(3.0, "", 10, 30)], "measurement")
+    row = decision.users_row(2, [*measured, PairedRuns(3.0, "", 10, 30)])
     assert row["speedup"] == 1.2 and row["speculative_tokens_per_s"] == 12
 
 

@@ -216,13 +216,13 @@ def measure_users(
             if stop.is_set() or not slow:  # no answer has a second token
                 return
             measured.append(PairedRuns(fast / slow, busy or too, slow, fast))
-        rows.append(users_row(users, measured, "measurement"))
+        rows.append(users_row(users, measured))
 
 
-def users_row(users: int, measured: Sequence[PairedRuns], unit: str) -> Row:
+def users_row(users: int, measured: Sequence[PairedRuns]) -> Row:
     """The row of so many users at once: the measurement of median speed-up, of those that count;
     None where fewer than MIN_RACES do."""
-    verdict = judge(measured, unit)
+    verdict = judge(measured)
     counted = sorted((each for each in measured if not each.why), key=lambda each: each.speedup)
     known = verdict.races >= MIN_RACES
     middle = counted[(len(counted) - 1) // 2] if known else None

@@ -187,7 +187,7 @@ def bench(
         instructions = [item.prompt.instruction for item in raced]
         spent = perf_counter() - ready
         rest = left - spent if left else inf
-        curve.append(users_row(1, [item.pair for item in votes], verdict.unit))
+        curve.append(users_row(1, [item.pair for item in votes]))
         for step in measure_users(session.ask, instructions, settings, rest, curve):
             report(Progress(step, total, total))
     traces = [(item, trace) for item in raced for trace in item.traces]

@@ -103,7 +103,7 @@ def report(
             judge(pairs, "prompt"),
             [trace for item in prompts for trace in item.traces],
             summary,
-            [users_row(1, pairs, "prompt"), *users],
+            [users_row(1, pairs), *users],
             ModelChoice(pair.name),
             settings,
         )
