@@ -209,6 +209,11 @@ def test_a_property_that_an_engine_does_not_offer_is_no_failure():
     assert results["batch"] == results["schema"] == results["context"] == "not offered"
     assert {results[name] for name in ("greedy", "repeat", "sampling")} == {"pass"}
     assert result_of("schema", ToyEngine("fails", fail)).result == "not offered"
+    engine = ToyEngine()
+    failing = Settings(seed=6)
+    engine.generate = lambda *case: fail((), failing) if not case[2] else [len(case[0])]
+    cell = result_of("sampling", engine)
+    assert (cell.result, cell.note[:15]) == ("not offered", "Without drafts:")
 
 
 def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():

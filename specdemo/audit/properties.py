@@ -321,6 +321,8 @@ def sampling(subject: Subject, plan: Plan) -> Cell:
         samples = [answers]
         if not exact:
             samples.append(subject.once("draws", lambda: Counter(filter(None, baseline()))))
+            if not samples[1]:
+                raise NotOffered("Without drafts: none of the draws succeeded.")
         tests[coupling] = chi_square(samples, exact)
     cases = draws * len(tests)
     p_values = {coupling: p_value for coupling, (p_value, *_) in tests.items()}
