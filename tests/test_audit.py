@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import random
 import re
 from collections import Counter
@@ -224,6 +225,9 @@ def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is
     example = result.counterexample
     assert example["position"] == 3 and example["autoregressive"] != example["speculative"]
     assert len(example["prompt"][0]) == min(map(len, PLAN.prompts))
+    rounding.margins = lambda *_: (math.inf, 3.0)  # of a server that forbids a token
+    result = result_of("greedy", rounding)
+    assert result.note == "9 of 9: no margins" and result.counterexample["margins"] is None
 
 
 def test_the_share_that_the_target_rejects_of_its_own_draft_is_named_once_for_all_methods():

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from math import isnan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ Answer = Sequence[int | str]
 
 Margins = tuple[float, float] | None
 """The logit of one token minus that of another: in a forward of one token, and in one of many
-tokens. None if not known."""
+tokens. None, or numbers that are not finite, if not known."""
 
 Case = tuple[Conversation, Settings]
 Outcomes = dict[Tokens, float]  # the probability of each beginning of an answer
@@ -225,8 +224,7 @@ class Peer(PairEngine):
             short, long = (self.logits(prompt, ids, width) for width in (1, 8))
         except Exception:  # the difference counts, also if the engine has crashed by now
             return None
-        margins = float(short[first] - short[second]), float(long[first] - long[second])
-        return None if any(map(isnan, margins)) else margins
+        return float(short[first] - short[second]), float(long[first] - long[second])
 
     def self_drafted(self, cases: Sequence[Case]) -> tuple[int, int]:
         assert self.self_draft

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -148,11 +149,12 @@ class Subject:
         engine tells them."""
         pairs = itertools.zip_longest(first, second)
         position, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
-        margins = None
-        if None in pair:
+        ended = None in pair
+        margins = None if ended else self.engine.margins(conversation, first[:position], pair)
+        if ended:
             cause = "one answer ends before the other"
-        elif (margins := self.engine.margins(conversation, first[:position], pair)) is None:
-            cause = "no margins"
+        elif margins is None or not all(map(isfinite, margins)):
+            margins, cause = None, "no margins"
         elif margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING:
             cause = "rounding"
         else:
