@@ -26,18 +26,8 @@ def llvm_text(vnni: str, *more: str) -> str:
 
     folder = Path(ziglang.__file__).parent
     features = [f"-m{feature}" for feature in kernels.VNNI.get(vnni, ())]
-    include = ["-isystem", str(folder / "lib/include")]
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "clang",
-        *OPTIONS,
-        *features,
-        *more,
-        *include,
-        SOURCE.name,
-    ]
+    command = [sys.executable, "-m", "ziglang", "clang", *OPTIONS, *features, *more]
+    command += ["-isystem", str(folder / "lib/include"), SOURCE.name]
     done = subprocess.run(command, cwd=SOURCE.parent, check=True, stdout=subprocess.PIPE, text=True)
     return COMMENTS.sub("", done.stdout)
 
