@@ -279,6 +279,8 @@ def test_the_context_is_filled_to_its_last_token():
     asked = ((prompt, settings.max_new_tokens) for prompt, settings, _ in engine.requests)
     lengths = [engine.prompt_tokens(prompt) + limit for prompt, limit in asked]
     assert lengths == [200, 200]
+    engine.context_limit = 2
+    assert result_of("context", engine).result == "pass", "the toy does not mind"
 
 
 def test_draws_have_seeds_of_their_own_half_of_them_among_others():

@@ -296,7 +296,8 @@ def context(subject: Subject, plan: Plan) -> Cell:
     lengths, room = range(len(words) + 1), limit - CONTEXT_TOKENS
     longer = bisect_right(lengths, room, lo=2, key=lambda n: count((" ".join(words[:n]),)))
     prompt = (" ".join(words[: longer - 1]),)
-    settings = replace(plan.settings, temperature=0.0, max_new_tokens=limit - count(prompt))
+    left = max(limit - count(prompt), 1)  # the shortest prompt may not fit
+    settings = replace(plan.settings, temperature=0.0, max_new_tokens=left)
     return subject.compare([(prompt, settings)])
 
 
