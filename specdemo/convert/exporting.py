@@ -13,12 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from specdemo.convert import configuration, model_files
 from specdemo.errors import (
@@ -64,18 +63,44 @@ def export(
     the IR is a draft head: the checkpoint's own prediction layer (`eagle3.prediction_config`).
     Raises BadInput if `source` has no model that can be exported or `out` exists, MissingPackage,
     FetchError if the export fails."""
+    from specdemo.convert import decoder, eagle3, gguf_file, gguf_tokenizer
+    from specdemo.convert.weights import FileWeights
+
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    before = model_files.fingerprint(source)
-    plan = ExportPlan.of(source, weight_format, name or str(source), prediction)
+    before, name = model_files.fingerprint(source), name or str(source)
+    config = eagle3.prediction_config(source, prediction) if prediction else None
+    file = gguf_file.read(source) if source.is_file() else None
+    shape, tensors = _decoder(source, name, config, file)
+    blocks = weight_format == "auto"
+    if blocks:
+        large = shape and 2 * shape.bytes(8) > memory_bytes()
+        weight_format = "int4" if large else "int8"
+    # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
+    needed = int(2.5 * sum(map(file_size, source.glob("*.safetensors"))))
+    if shape:
+        needed = shape.bytes(decoder.BITS[weight_format])
     out.parent.mkdir(parents=True, exist_ok=True)
-    require_space(out.parent, plan.bytes + 100_000_000, f"Exporting {plan.name}")
-    stay = "; 4-bit layers stay" if plan.file and plan.blocks else ""
-    report(Progress(f"Exporting {plan.name} to OpenVINO IR ({plan.weight_format}{stay})"))
+    require_space(out.parent, needed + 100_000_000, f"Exporting {name}")
+    stay = "; 4-bit layers stay" if file and blocks else ""
+    report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format}{stay})"))
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
-            plan.write(made, report)
+            if file:
+                made.mkdir()
+                gguf_tokenizer.write_tokenizer(file, made)
+                link(source.absolute(), made / model_files.SOURCE)
+            if shape:
+                weights = FileWeights(tensors, report, name, blocks)
+                decoder.write(shape, decoder.BITS[weight_format], weights, made)
+                if unused := weights.unused():
+                    raise BadInput(f"{name} has {unused[0]}, which {shape.family.name} has not.")
+            else:
+                _run_optimum(source, made, weight_format, name)
+            _copy_texts(source, made)
+            if config:
+                (made / "config.json").write_text(json.dumps(config), encoding="utf-8")
             if model_files.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
@@ -86,103 +111,54 @@ def export(
         space = getattr(error, "errno", errno.ENOSPC) == errno.ENOSPC
         advice = "free some disk space" if space else "choose a folder that can be written"
         raise FetchError(
-            f"The IR of {plan.name} could not be written to {out.parent} ({why}); {advice}."
+            f"The IR of {name} could not be written to {out.parent} ({why}); {advice}."
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class ExportPlan:
-    """How a model becomes IR."""
+def _decoder(
+    source: Path, name: str, prediction: dict[str, Any] | None, file: Gguf | None
+) -> tuple[Shape | None, dict[str, Tensor]]:
+    """The shape of the graph that is built here, None if optimum-intel exports, and its tensors.
+    `prediction`: config.json of the prediction layer that is wanted. Raises as `export`."""
+    from specdemo.convert import checkpoints, eagle3, gguf_decoder
+    from specdemo.convert.decoder import FAMILIES
 
-    source: Path
-    name: str
-    weight_format: str
-    blocks: bool  # whether a GGUF file's 4-bit weights stay as they are
-    file: Gguf | None = None  # a GGUF file's metadata
-    shape: Shape | None = None  # of the graph that is built here; None: optimum-intel exports
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of that graph
-    config: Mapping[str, Any] | None = None  # config.json, if it is not the source's
+    if prediction:
+        return eagle3.read_prediction_layer(source, prediction, name)
+    if file:
+        return gguf_decoder.read_decoder(file)
+    require_checkpoint(source)
+    config = configuration.read_json(source / "config.json")
+    if configuration.is_eagle_head(config):
+        return eagle3.read_eagle_head(source, name)
+    if shape := checkpoints.shape_of(config, source / "config.json"):
+        return checkpoints.read_decoder(source, shape)
+    if missing := [package for package in _NEEDED if importlib.util.find_spec(package) is None]:
+        raise MissingPackage(
+            f"{name} ({config.get('model_type')!r:.40}) is of no family that is read here "
+            f"({', '.join(FAMILIES)}), or has a feature that they lack. Exporting it needs "
+            f"{', '.join(missing)}: {install('export')}, {TORCH_FIRST}; or `--model` with a folder "
+            "that optimum-intel exported."
+        )
+    return None, {}
 
-    @classmethod
-    def of(cls, source: Path, weight_format: str, name: str, prediction: str = "") -> Self:
-        """Read what the model in `source` is, without its weights. Raises as `export`."""
-        from specdemo.convert import checkpoints, eagle3, gguf_decoder, gguf_file
-        from specdemo.convert.decoder import FAMILIES
 
-        file, own = None, None
-        shape: Shape | None = None
-        tensors: dict[str, Tensor] = {}
-        if prediction:
-            own = eagle3.prediction_config(source, prediction)
-            shape, tensors = eagle3.read_prediction_layer(source, own, name)
-        elif source.is_file():
-            file = gguf_file.read(source)
-            shape, tensors = gguf_decoder.read_decoder(file)
-        else:
-            require_checkpoint(source)
-            config = configuration.read_json(source / "config.json")
-            if configuration.is_eagle_head(config):
-                shape, tensors = eagle3.read_eagle_head(source, name)
-            elif shape := checkpoints.shape_of(config, source / "config.json"):
-                shape, tensors = checkpoints.read_decoder(source, shape)
-        missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
-        if missing and not shape:
-            kind = configuration.read_json(source / "config.json").get("model_type")
-            raise MissingPackage(
-                f"{name} ({kind!r:.40}) is of no family that is read here ({', '.join(FAMILIES)}), "
-                f"or has a feature that they lack. Exporting it needs {', '.join(missing)}: "
-                f"{install('export')}, {TORCH_FIRST}; or `--model` with a folder that "
-                "optimum-intel exported."
-            )
-        blocks = weight_format == "auto"
-        if blocks:
-            large = shape and 2 * shape.bytes(8) > memory_bytes()
-            weight_format = "int4" if large else "int8"
-        return cls(source, name, weight_format, blocks, file, shape, tensors, own)
+def _run_optimum(source: Path, out: Path, weight_format: str, name: str) -> None:
+    readable = without_marks(source, out.parent / "source")
+    arguments = optimum_arguments(readable, out, weight_format)
+    if why := run_module("optimum.commands.optimum_cli", arguments, out.parent):
+        why = _other_versions(why, name) or why
+        raise FetchError(f"optimum-intel could not export {name}: {why}")
 
-    @property
-    def bytes(self) -> int:
-        """Disk space that the export takes."""
-        from specdemo.convert.decoder import BITS
 
-        if self.shape:
-            return self.shape.bytes(BITS[self.weight_format])
-        # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
-        return int(2.5 * sum(map(file_size, self.source.glob("*.safetensors"))))
-
-    def write(self, folder: Path, report: Report) -> None:
-        """Write the model's IR, tokenizer and configuration into the new `folder`. Raises BadInput
-        for what the graph or the tokenizer cannot have, FetchError."""
-        from specdemo.convert import decoder, gguf_tokenizer
-        from specdemo.convert.weights import FileWeights
-
-        if self.file:
-            folder.mkdir()
-            gguf_tokenizer.write_tokenizer(self.file, folder)
-            link(self.source.absolute(), folder / model_files.SOURCE)
-        if self.shape:
-            weights = FileWeights(self.tensors, report, self.name, self.blocks)
-            decoder.write(self.shape, decoder.BITS[self.weight_format], weights, folder)
-            if unused := weights.unused():
-                family = self.shape.family.name
-                raise BadInput(f"{self.name} has {unused[0]}, which {family} has not.")
-        else:
-            readable = without_marks(self.source, folder.parent / "source")
-            arguments = optimum_arguments(readable, folder, self.weight_format)
-            if why := run_module("optimum.commands.optimum_cli", arguments, folder.parent):
-                why = _other_versions(why, self.name) or why
-                raise FetchError(f"optimum-intel could not export {self.name}: {why}")
-        # The exporters do not write these files, or write them in another form.
-        further = f"{model_files.FURTHER_TEMPLATES}/*.jinja"
-        for path in [
-            path for name in ("*.json", "*.jinja", further) for path in self.source.glob(name)
-        ]:
+def _copy_texts(source: Path, out: Path) -> None:
+    """Copy the files that the exporters do not write, or write in another form."""
+    for pattern in ("*.json", "*.jinja", f"{model_files.FURTHER_TEMPLATES}/*.jinja"):
+        for path in source.glob(pattern):
             if path.is_file() and path.name != model_files.MANIFEST:
-                copied = folder / path.relative_to(self.source)
+                copied = out / path.relative_to(source)
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copied)
-        if self.config:
-            (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
 
 
 def _other_versions(why: str, name: str) -> str:
