@@ -204,48 +204,32 @@ def _drop_idle(part: Schema) -> None:
 def _make_references_local(document: Schema) -> None:
     """Replace references by `$id`, `$anchor` or a URI with places in the document, in place, and
     remove these names. A reference that leads nowhere stays."""
-    places: dict[str, str] = {}
+    places = {"": "#"}
     references: list[tuple[Schema, str]] = []
     dynamic = [part.get("$dynamicAnchor") for part in _subschemas(document)]
-
-    def visit(schema: Any, base: str, place: str) -> None:
-        if isinstance(schema, list):
-            for index, item in enumerate(schema):
-                visit(item, base, f"{place}/{index}")
-        if not isinstance(schema, dict):
-            return
-        if isinstance(id := schema.pop("$id", None), str):
-            base = urljoin(base, id)
+    for part, base, names in _located(document):
+        place = "/".join(["#", *map(_pointer, names)])
+        if isinstance(part.pop("$id", None), str):
             places.setdefault(base, place)
         for name in ("$anchor", "$dynamicAnchor"):
-            if isinstance(anchor := schema.pop(name, None), str):
+            if isinstance(anchor := part.pop(name, None), str):
                 places.setdefault(f"{urldefrag(base).url}#{anchor}", place)
-        reference = schema.get("$dynamicRef")
-        static = "$ref" not in schema and dynamic.count(str(reference).rpartition("#")[2]) <= 1
+        reference = part.get("$dynamicRef")
+        static = "$ref" not in part and dynamic.count(str(reference).rpartition("#")[2]) <= 1
         if isinstance(reference, str) and static:
-            schema["$ref"] = schema.pop("$dynamicRef")
-        if isinstance(schema.get("$ref"), str):
-            references.append((schema, urljoin(base, schema["$ref"])))
-        for name, value in schema.items():
-            inner = f"{place}/{quote(_escaped(name), safe='')}"
-            if name in SCHEMAS_BY_NAME and isinstance(value, dict):
-                for key, item in value.items():
-                    visit(item, base, f"{inner}/{quote(_escaped(key), safe='')}")
-            elif name not in DATA:
-                visit(value, base, inner)
-
-    places[""] = "#"
-    visit(document, "", "#")
-    for schema, reference in references:
+            part["$ref"] = part.pop("$dynamicRef")
+        if isinstance(part.get("$ref"), str):
+            references.append((part, urljoin(base, part["$ref"])))
+    for part, reference in references:
         uri, fragment = urldefrag(reference)
         if reference in places:
-            schema["$ref"] = places[reference]
+            part["$ref"] = places[reference]
         elif uri in places and fragment.startswith("/"):
-            schema["$ref"] = places[uri] + fragment
+            part["$ref"] = places[uri] + fragment
 
 
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+def _pointer(name: str) -> str:
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="")
 
 
 def _require_tags(part: Schema) -> None:
@@ -563,14 +547,26 @@ def _names(value: Any) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _subschemas(schema: Any) -> Iterator[Schema]:
-    if isinstance(schema, dict):
-        yield schema
-        for name, value in list(schema.items()):
+def _subschemas(document: Schema) -> Iterator[Schema]:
+    return (part for part, _, _ in _located(document))
+
+
+def _located(
+    schema: Any, base: str = "", names: tuple[str, ...] = ()
+) -> Iterator[tuple[Schema, str, tuple[str, ...]]]:
+    """All parts of a schema, each with its base URI and the names that lead to it. What is removed
+    from a part before the next one is asked for is not visited."""
+    inner: dict[tuple[str, ...], Any] = {}
+    if isinstance(schema, list):
+        inner = {(str(index),): item for index, item in enumerate(schema)}
+    elif isinstance(schema, dict):
+        if isinstance(id := schema.get("$id"), str):
+            base = urljoin(base, id)
+        yield schema, base, names
+        for name, value in schema.items():
             if name in SCHEMAS_BY_NAME and isinstance(value, dict):
-                yield from _subschemas([*value.values()])
+                inner |= {(name, key): item for key, item in value.items()}
             elif name not in DATA:
-                yield from _subschemas(value)
-    elif isinstance(schema, list):
-        for item in schema:
-            yield from _subschemas(item)
+                inner[name,] = value
+    for further, part in inner.items():
+        yield from _located(part, base, (*names, *further))
