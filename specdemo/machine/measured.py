@@ -59,8 +59,8 @@ class TuningResult:
 def read(name: str, subject: Subject, kind: type[Value]) -> Value | None:
     """The stored measurement `name` of a subject, None if there is none: "profile" (Profile),
     "tuned" (TuningResult), "steps" (seconds of forwards of 1, 2, ... tokens of a model),
-    "agreement" (another pair, and the share of equal choices) or "hashed" (`hub.Hashed` by file
-    name)."""
+    "agreement" (another pair, and the share of equal choices) or "hashed" (when a file
+    had its known hash, in seconds since 1970, by `hub._state`)."""
     stored = _read(name, _path(name, subject), kind)
     return stored[1] if stored else None
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
@@ -270,15 +270,6 @@ def _storage(repo: str, cache: str | Path = "") -> Path:
 
 HASHED_SECONDS = 7 * 86_400.0  # after which a file that seems unchanged is hashed again
 CLOCK_SECONDS = 3.0  # in which two changes of a file may have the same time on some disks
-
-
-class Hashed(NamedTuple):
-    """When a file had its known hash."""
-
-    state: str  # its `_state`
-    time: float  # seconds since 1970
-
-
 MODEL_SUFFIXES = {".xml", ".bin", ".npy", ".json"}  # of files that a manifest must name
 
 
@@ -320,18 +311,19 @@ def damaged(folder: Path) -> list[str]:
     except FetchError:
         return [model_files.MANIFEST]
     subject = {"folder": str(folder)}
-    before = measured.read("hashed", subject, dict[str, Hashed]) or {}
-    names, after = [], dict[str, Hashed]()
+    before = measured.read("hashed", subject, dict[str, float]) or {}
+    names, after = [], dict[str, float]()
     for name, digest in hashes.items():
-        now, hashed = time.time(), before.get(name)
+        now = time.time()
         state = _state(folder / name, digest, now)
-        if hashed is None or hashed.state != state or not 0 <= now - hashed.time < HASHED_SECONDS:
+        hashed = before.get(state, -HASHED_SECONDS)
+        if not 0 <= now - hashed < HASHED_SECONDS:
             if _differs(folder / name, digest):
                 names.append(name)
                 continue
-            hashed = Hashed(state, now)
+            hashed = now
         if state:
-            after[name] = hashed
+            after[state] = hashed
     if after != before:
         measured.write("hashed", subject, after)
     return names
