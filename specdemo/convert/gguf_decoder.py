@@ -48,8 +48,7 @@ def read_decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     sizes, shape = _shape(file)
     tensors.pop("rope_factors_long.weight", None)  # for longer texts than `_configuration` allows
     stored = tensors.pop(SHORT_FACTORS, None) or tensors.pop("rope_freqs.weight", None)
-    factors, scale = _rope_factors(name, sizes, shape, stored), _rope_scale(file, sizes)
-    shape = replace(shape, rope_factors=factors, rope_scale=scale)
+    shape = _with_rope(file, sizes, shape, stored)
     matrices: dict[str, Tensor] = {}
     try:
         for key, tensor in tensors.items():
@@ -79,29 +78,11 @@ def _shape(file: Gguf) -> tuple[GgufSizes, Shape]:
     return sizes, shape
 
 
-def _rope_scale(file: Gguf, sizes: GgufSizes) -> float:
-    """What rotated values are multiplied by. Raises BadInput for a model of LongRoPE without its
-    factors, or without the length up to which the short ones are right."""
-    context, original = file.contexts
-    lacking = ""
-    if SHORT_FACTORS in file.tensors:
-        lacking = "" if original > 1 else "rope.scaling.original_context_length"
-    elif sizes.scaling == "longrope" or file.architecture == "phi3" and context > original:
-        lacking = SHORT_FACTORS
-    if lacking:
-        raise BadInput(
-            f"{file.path.name} lacks {lacking}, which its context of {context:,} tokens needs; "
-            "choose a file that a current llama.cpp has converted."
-        )
-    if sizes.attention_factor or SHORT_FACTORS not in file.tensors:
-        return sizes.attention_factor or 1.0
-    return long_scale(context / original, original)
-
-
-def _rope_factors(
-    name: str, sizes: GgufSizes, shape: Shape, stored: Tensor | None
-) -> tuple[float, ...]:
-    count = shape.rotated // 2
+def _with_rope(file: Gguf, sizes: GgufSizes, shape: Shape, stored: Tensor | None) -> Shape:
+    """`shape` with its rotary factors, those that are `stored` among them, and what rotated values
+    are multiplied by. Raises BadInput for scaling that is not supported, and for a model of
+    LongRoPE without its factors, or without the length up to which the short ones are right."""
+    name, count, short = file.path.name, shape.rotated // 2, SHORT_FACTORS in file.tensors
     partial = shape.family.interleaved and shape.rotary < 1
     scaled = sizes.scaling not in ("none", "linear", "longrope") or partial
     if scaled or stored and stored.shape != (count,):
@@ -111,7 +92,20 @@ def _rope_factors(
         factors *= sizes.factor
     if factors.min() <= 0:
         raise BadInput(f"{name} is damaged: its positions are scaled by no number.")
-    return tuple(factors.tolist()) if (factors != 1).any() else ()
+    context, original = file.contexts
+    lacking = ""
+    if short:
+        lacking = "" if original > 1 else "rope.scaling.original_context_length"
+    elif sizes.scaling == "longrope" or file.architecture == "phi3" and context > original:
+        lacking = SHORT_FACTORS
+    if lacking:
+        raise BadInput(
+            f"{name} lacks {lacking}, which its context of {context:,} tokens needs; choose a file "
+            "that a current llama.cpp has converted."
+        )
+    scale = sizes.attention_factor or (long_scale(context / original, original) if short else 1.0)
+    changed = tuple(factors.tolist()) if (factors != 1).any() else ()
+    return replace(shape, rope_factors=changed, rope_scale=scale)
 
 
 def _unpermuted(name: str, tensor: Tensor, shape: Shape) -> Tensor:
