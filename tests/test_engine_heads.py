@@ -14,7 +14,7 @@ from conftest import load_own
 from eagle3_reference import Past, ReferenceHead, write_made_up_head
 from test_convert_eagle3 import VOCABULARY, exported, written
 from test_engine_paged import CLOSE, F32
-from tiny_models import ir_folder
+from tiny_models import ir_folder, write_head
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import exporting, heads, model_files
@@ -32,24 +32,6 @@ from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from tools.replay import record
-
-
-def write_head(folder, fractions=(), embedding=None, target="made up"):
-    """A draft head with made-up weights for hidden states of 64 values and the even ids below 256;
-    with a made-up `embedding` too, if none is named."""
-    rng = np.random.default_rng(0)
-
-    def made_up(*shape):
-        return fit_int4(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
-
-    weights = {"mix": made_up(32, 64 * (2 + len(fractions)) + 32), "out": made_up(64, 32)}
-    weights |= {"gate_up": made_up(64, 32), "down": made_up(32, 32), "rows": made_up(128, 64)}
-    if embedding is None:
-        embedding = rng.normal(size=(256, 64)).astype(np.float32)
-    folder.mkdir(exist_ok=True)
-    written = heads.HeadWeights(weights, np.arange(0, 256, 2), fractions)
-    heads.write(written, embedding, folder, target)
-    return folder / model_files.HEAD
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import pytest
 from conftest import python
 from helpers import until
 from openvino import opset13 as ops
-from test_engine_heads import write_head
 from test_engine_paged import CLOSE, CORE, F32, OWN
+from tiny_models import write_head
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import cost_measurement, profile

