@@ -324,9 +324,11 @@ def eagle_pair(tiny_llama_pair, tmp_path_factory):
     return with_eagle_head(tiny_llama_pair, folder, "int8", norm_output=True, embedding=True)
 
 
-def test_the_caches_of_target_and_head_fit_into_the_free_memory(eagle_pair):
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["tiny_llama_pair", "eagle_pair"])
+def test_the_caches_of_target_and_draft_fit_into_the_free_memory(request, pair):
     memory = {"context_limit": 131_072, "available_bytes": lambda: 20_000_000, "cache_mb": 20}
-    with closing(Engine(eagle_pair, background=False, **memory)) as engine:
+    with closing(Engine(request.getfixturevalue(pair), background=False, **memory)) as engine:
         models = [cache.model for cache in engine._caches.values()]
         assert len(models) == 2
         assert sum(model.pool.limit * model.block_bytes for model in models) <= 20_000_000

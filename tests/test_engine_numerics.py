@@ -211,14 +211,6 @@ def test_the_context_is_limited_to_the_free_memory_which_is_said(tiny_llama_pair
         assert len(caplog.records) == 1
 
 
-def test_the_caches_of_target_and_draft_fit_into_the_free_memory(tiny_llama_pair):
-    memory = {"context_limit": 131_072, "available_bytes": lambda: 20_000_000, "cache_mb": 20}
-    with closing(Engine(tiny_llama_pair, background=False, **memory)) as engine:
-        models = [cache.model for cache in engine._caches.values()]
-        assert len(models) == 2
-        assert sum(model.pool.limit * model.block_bytes for model in models) <= 20_000_000
-
-
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, invariance = numerics.open_target(PairFiles(tiny_llama_pair.target), CORE)
     assert invariance.tokens >= numerics.USEFUL_TOKENS
