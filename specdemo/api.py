@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, fields
@@ -19,13 +19,12 @@ from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import ModelChoice, WeightFormat, chosen_pair
 from specdemo.runs.question import (
     Question,
-    SessionEvent,
     as_lists,
     is_batch,
-    new_text,
     question_of,
     read_prompt,
     trace_of,
+    with_text,
 )
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, open_session
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
@@ -190,7 +189,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        return _pieces(self.session.ask(self._question(prompt, options)))
+        events = self.session.ask(self._question(prompt, options))
+        return (text for _, text in with_text(events) if text)
 
     async def astream(
         self, prompt: PromptLike, **options: Unpack[Options]
@@ -198,8 +198,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
         within one round."""
         stop = threading.Event()
-        answer = _pieces(self.session.ask(self._question(prompt, options, stop=stop)))
-        async with aclosing(merged({stop: answer})) as pieces:
+        events = with_text(self.session.ask(self._question(prompt, options, stop=stop)))
+        async with aclosing(merged({stop: (text for _, text in events if text)})) as pieces:
             async for piece in pieces:
                 yield piece or ""
 
@@ -263,15 +263,6 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _pieces(events: Iterator[SessionEvent]) -> Generator[str, None, None]:
-    """The text of the answer, piece by piece."""
-    sent = 0
-    for event in events:
-        if piece := new_text(event, sent):
-            sent += len(piece)
-            yield piece
 
 
 def closed(schema: Any) -> Any:

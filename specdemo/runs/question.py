@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, Self
@@ -60,12 +60,16 @@ class Question:
         return replace(self, settings=self.settings.later(number))
 
 
-def new_text(event: SessionEvent, sent: int) -> str:
-    """The certain text that an event adds to the `sent` characters of an answer; the Trace has the
-    last of it."""
-    if isinstance(event, Trace):
-        return event.text[sent:]
-    return event.text if isinstance(event, Round) else ""
+def with_text(events: Iterable[SessionEvent]) -> Generator[tuple[SessionEvent, str]]:
+    """The events of an answer, each with the certain text that it adds; the Trace has the last of
+    it."""
+    sent = 0
+    for event in events:
+        text = event.text if isinstance(event, Round) else ""
+        if isinstance(event, Trace):
+            text = event.text[sent:]
+        sent += len(text)
+        yield event, text
 
 
 def trace_of(events: Iterable[SessionEvent]) -> Trace:

@@ -20,7 +20,7 @@ from specdemo.errors import BadInput, Busy, RequestFailed, SpecdemoError
 from specdemo.machine.terminal import Report
 from specdemo.machine.threads import ShortestFirst, merged
 from specdemo.pairs.registry import chosen_pair
-from specdemo.runs.question import Question, SessionEvent, new_text, question_of
+from specdemo.runs.question import Question, SessionEvent, question_of, with_text
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import Trace
 from specdemo.server.host import Host
@@ -213,8 +213,8 @@ class Answers:
         echoed, spelled, sent = len(content), 0, 0  # characters of the prompt and of the answer
         unsent = deque[tuple[int, ScoredToken]]()  # each with the place where it begins
         with closing(self._session.ask(question)) as events:
-            for event in events:
-                text, last = new_text(event, sent), isinstance(event, Trace)
+            for event, text in with_text(events):
+                last = isinstance(event, Trace)
                 if self._request.max_tokens == 0:
                     text = ""
                     if isinstance(event, Trace):

@@ -18,7 +18,7 @@ from specdemo.errors import BadInput
 from specdemo.machine.terminal import counted
 from specdemo.runs.display import SOURCES, Curve, wall_clock
 from specdemo.runs.judge import MIN_RACES, times
-from specdemo.runs.question import Question, SessionEvent, new_text, trace_of
+from specdemo.runs.question import Question, SessionEvent, trace_of, with_text
 from specdemo.runs.race import enough
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Drafter
@@ -240,10 +240,9 @@ def add_endpoint(service: Service, menu: ModelMenu) -> None:
 
 def _pieces(events: Iterator[SessionEvent], every: float) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
-    delta, sent, sent_at = "", 0, 0.0
-    for event in events:
-        text = new_text(event, sent)
-        delta, sent = delta + text, sent + len(text)
+    delta, sent_at = "", 0.0
+    for event, text in with_text(events):
+        delta += text
         if isinstance(event, Waiting):
             continue
         if isinstance(event, Round):
