@@ -18,6 +18,7 @@ from specdemo.pairs.registry import NO_DRAFT, ModelChoice, WeightFormat, choice_
 from specdemo.training.recipe import TrainSettings
 
 TOKENS = 64  # of the longest answer
+OPTIONS = {"assistant_model": "--assistant-model", "weight_format": "--weight-format"}
 
 
 @shared.sectioned()
@@ -49,7 +50,7 @@ def tune(
 ) -> None:
     choice = choice_of(pair, weight_format)
     drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
-    with progress_bar() as bar, naming(_option_of):
+    with progress_bar() as bar, naming(lambda name: OPTIONS.get(name, "PAIR_OR_MODEL")):
         results = tuple(race_drafts(choice, drafts, limit, bar))
         tuned = TuningResult(datetime.now(UTC).date().isoformat(), results)
         uncounted = next((row for row in results if not row.counted), None)
@@ -108,11 +109,6 @@ def race_drafts(
             verdict=figures.decision.verdict.sentence,
             counted=figures.decision.verdict.races,
         )
-
-
-def _option_of(field: str) -> str:
-    named = "assistant_model", "weight_format"
-    return f"--{field.replace('_', '-')}" if field in named else "PAIR_OR_MODEL"
 
 
 def _named(draft: str) -> str:
