@@ -169,7 +169,7 @@ class Answers:
         self._bytes_of = cache(self._tokenizer.token_bytes)
         self._lock = threading.Lock()
         self._questions: list[Question] = []
-        self._read = [threading.Event() for _ in request.prompts]
+        self._read = [threading.Event() for _ in range(request.prompt_count)]
 
     def run(self, answer: int, stop: threading.Event) -> Generator[Piece]:
         """The pieces of one answer, which ends when `stop` is set."""
@@ -283,7 +283,7 @@ class Answers:
             raise BadInput(f"{wanted}; this model answers with at most {limit}.", "max_tokens")
         characters = request.characters
         readable = self._session.context_limit * self._tokenizer.longest_token
-        readable *= len(request.prompts)
+        readable *= request.prompt_count
         if characters > readable:
             message = f"The prompt is too long: {characters:,} characters; this model reads fewer"
             raise BadInput(f"{message} than {readable:,}.", code="context_length_exceeded")
@@ -296,7 +296,7 @@ class Answers:
                 )
                 baseline = request.extension.baseline
                 return [replace(question, baseline=baseline, logprobs=request.top_count)]
-            return [self._text_question(prompt, settings) for prompt in request.prompts]
+            return [self._text_question(prompt, settings) for prompt in request.prompt]
 
     def _text_question(self, prompt: Any, settings: Settings) -> Question:
         """Special tokens that a text spells are parsed: the caller writes the whole prompt."""

@@ -5,7 +5,6 @@ A parameter that would change the answer but is not supported is refused by name
 
 import json
 import secrets
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
@@ -161,13 +160,12 @@ class CommonRequest(Strict):
         return ""
 
     @property
-    def prompts(self) -> Sequence[Any]:
-        """What is answered, each `n` times."""
-        raise NotImplementedError
+    def prompt_count(self) -> int:
+        return 1
 
     @property
     def answers(self) -> int:
-        return len(self.prompts) * (self.n or 1)
+        return self.prompt_count * (self.n or 1)
 
     def settings(self, default_limit: int = 1, drafter: Drafter = "auto") -> Settings:
         """The settings of the first answer; without a seed, each call draws a new one. A limit of
@@ -223,10 +221,6 @@ class ChatRequest(CommonRequest):
             callable_tools(self.tools, self.tool_choice, self.parallel_tool_calls is not False),
             variables=effort | (self.chat_template_kwargs or {}),
         )
-
-    @property
-    def prompts(self) -> Sequence[Chat]:
-        return [self.chat]
 
     @property
     def top_count(self) -> int | None:
@@ -295,8 +289,8 @@ class CompletionRequest(CommonRequest):
     add_special_tokens: bool | None = None
 
     @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        return self.prompt
+    def prompt_count(self) -> int:
+        return len(self.prompt)
 
     @property
     def characters(self) -> int:
