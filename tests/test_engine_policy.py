@@ -179,7 +179,7 @@ def test_each_row_costs_more_the_longer_its_context():
     assert costs.forwards(context=500)[4] == pytest.approx(3.3)
     assert costs.forwards()[4] == pytest.approx(1.3)
     plans = [Policy(costs=costs).plan(context) for context in (0, 2000)]
-    short, long = (plan.best_length([0.6] * 4) for plan in plans)
+    [short], [long] = (shared_lengths([[0.6] * 4], plan.rows[1:]) for plan in plans)
     assert short > long and plans[1].pace == pytest.approx(1.0 + 2.0)
 
 
@@ -196,12 +196,14 @@ SAWTOOTH = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 8: 4.0, 16: 8.0}
     ],
 )
 def test_a_draft_is_as_long_as_maximises_tokens_a_second(figures, chances, length):
-    assert Policy(costs=known_costs(figures)).plan().best_length(chances) == length
+    rows = Policy(costs=known_costs(figures)).plan().rows
+    assert shared_lengths([chances], rows[1:]) == [length]
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 10: 2.9, 16: 4.6}))
-    assert policy.plan().best_length([0.4] * 3) > 0, "alone, four rows cost little more than one"
+    alone = shared_lengths([[0.4] * 3], policy.plan().rows[1:])
+    assert alone != [0], "alone, four rows cost little more than one"
     policy.answering |= set(range(8))
     plan = policy.plan()
     assert plan.pace == pytest.approx(2.4 / 8) and plan.gain(0, 1.0, 0.4, 0.0) == 0

@@ -37,7 +37,7 @@ from specdemo.engine.drafts.drafter import AdaptiveDrafter
 from specdemo.engine.drafts.lookup import LookupDrafter
 from specdemo.engine.drafts.model_drafters import DEPTH, HeadDrafter, ModelDrafter
 from specdemo.engine.forwards import Forward, Logits, Prompt, Reply, Run
-from specdemo.engine.policy import Policy
+from specdemo.engine.policy import Policy, shared_lengths
 from specdemo.engine.request import Request, Target, prefilled
 from specdemo.engine.rounds import Proposal, Round, Timing
 from specdemo.engine.sampling import Sampling
@@ -336,11 +336,15 @@ def _decode(
             continue
         run, count = event.run, len(event.run.tokens)
         begin = target.length + 1  # position of the first draft token
+        if event.chances:
+            rows = policy.costs.forwards(context=begin)[1 : count + 1]
+            [verified] = shared_lengths([event.chances], rows, event.spent)
+            count = 1 + verified
         attended = count * begin if event.model == "target" else 0
         seconds = _seconds(clocks[event.model], learnt[event.model], count, attended)
         spent += seconds
         if event.model == "target":
-            target.tokens.extend(run.tokens)
+            target.tokens.extend(run.tokens[:count])
             choices = text[begin : begin + count]
             logits = recorded_logits([*choices, *[-1] * (count - len(choices))])
             read = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
@@ -140,21 +140,14 @@ class RoundPlan:
         """Seconds that a token takes less in a round with such a `gain`."""
         return self.pace * gain / (gain + self.rows[1] or 1.0)
 
-    def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
-        """The number of draft tokens to verify. `acceptances` are the chances of each token if all
-        before it are accepted; `spent` is the seconds of drafting."""
-        if self.fixed is not None:
-            return min(self.fixed, len(acceptances))
-        [length] = shared_lengths([acceptances], self.rows[1:], spent)
-        return length
-
 
 def shared_lengths(
     acceptances: Sequence[Sequence[float]], seconds: Sequence[float], spent: float = 0.0
 ) -> list[int]:
     """How many draft tokens of each request to verify in the forward that they share, so that all
-    together get the most tokens a second. `acceptances` are as in `best_length`; `seconds` are of
-    forwards with 0, 1, ... of the draft tokens, and `spent` those of drafting."""
+    together get the most tokens a second. `acceptances` are the chances of each token if all before
+    it are accepted; `seconds` are of forwards with 0, 1, ... of the draft tokens, and `spent` those
+    of drafting."""
     survivals = [
         (-survival, position, request)
         for request, chances in enumerate(acceptances)
@@ -220,9 +213,7 @@ class Policy:
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. With `rates` of its own it shares all but these."""
-        rates = self.acceptance if rates is None else rates
-        shared = self.unasked, self.answering, self.outcomes, self.undrafted
-        return Policy(fixed, self.limit, self.costs, rates, *shared)
+        return replace(self, fixed=fixed, acceptance=self.acceptance if rates is None else rates)
 
     @property
     def requests(self) -> int:

@@ -44,9 +44,10 @@ class AdaptiveDrafter:
     def propose(
         self, context: list[int], limit: int, states: np.ndarray | None = None
     ) -> Generator[Any, Reply, Draft]:
-        """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
-        context only grows. `states` (float32 [tokens, H]) are the target's, of the tokens that its
-        last forward added to the context; the last one's logits gave the context's last token."""
+        """Draft at most `limit` tokens after `context`, or none if none pays; the scheduler leaves
+        out those that are not worth their rows. Between calls the context only grows. `states`
+        (float32 [tokens, H]) are the target's, of the tokens that its last forward added to the
+        context; the last one's logits gave the context's last token."""
         self._record_proposals(context)
         for drafter in self.drafters:
             drafter.start(context, states)
@@ -70,10 +71,7 @@ class AdaptiveDrafter:
                 break
             draft.append(best)
             survival *= best.acceptance
-        made = Draft(tuple(draft), seconds, bool(draft or seconds) or plan.requests > 1)
-        if made.chances and plan.requests == 1:  # the scheduler shares rows among several
-            return made.first(plan.best_length(list(made.chances), seconds))
-        return made
+        return Draft(tuple(draft), seconds, bool(draft or seconds) or plan.requests > 1)
 
     def _mask(self, drafted: list[int]) -> Generator[Any, None, Mask]:
         """The tokens allowed after `drafted`. Slow ones are computed beside the engine's thread."""
