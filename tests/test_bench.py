@@ -358,7 +358,7 @@ def test_the_decision_is_told_with_its_settings_and_the_curve_of_users(monkeypat
     users = up_to if made["pays_for"] > 1 else "for one user"
     assert (
         made["headline"]
-        == f"Yes: {report.summary['speedup']:.2f}x, {users}, never below {worst:.2f}"
+        == f"Yes: {report.summary['speedup']:.2f}x, {users}, no prompt below {worst:.2f}x"
     )
     estimates = made["estimates"]
     assert estimates["users"] == [row["users"] for row in made["users"] if row["speedup"]]

@@ -1123,6 +1123,7 @@ def test_the_tree_has_each_round_as_wide_as_it_took_above_the_steps_of_the_basel
         boxes = page.locator(f".sd-tree {name}").all()
         return [box.bounding_box()["width"] for box in boxes[1:]]  # the first is the prompt's
 
+    expect(page.locator(".sd-tree .sd-round")).to_have_count(5)
     rounds, steps = widths(".sd-round"), widths(".sd-step")
     assert len(rounds) == 4 and len(steps) == 7
     assert rounds == pytest.approx([rounds[0]] * 4, abs=1)

@@ -67,6 +67,15 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     assert "1.00 tokens and takes as long as 2.00 tokens" in words["notes"][-1]
 
 
+def test_a_run_that_drafted_in_few_rounds_says_in_how_many():
+    few = [
+        dataclasses.replace(one, drafted=one.drafted[: at < 3])
+        for at, one in enumerate(TRACE.rounds)
+    ]
+    told = wording.verdict(changed(rounds=tuple(few)))["sentence"]
+    assert told.endswith("; drafts in 2 of 8 rounds, 50% accepted.")
+
+
 def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both_tokens():
     shown = list(TRACE.baseline.tokens)
     shown[4] = dataclasses.replace(shown[4], id=99, text="other", margin=0.0125)

@@ -620,6 +620,12 @@ def test_a_link_to_the_page_is_shown_with_its_own_card(page):
     assert httpx.get(image).headers["content-type"] == "image/png"
 
 
+def test_scripts_of_a_module_begin_after_the_first_frame(page):
+    text = httpx.get(page).text
+    assert 'type="module"' not in text
+    assert len(re.findall(r'painted\.then\(\(\) => import\("[^"]+\.js"\)', text)) == 2
+
+
 def test_the_page_of_a_link_has_its_inputs_from_the_first_moment_and_no_other_page_has(page):
     def inputs(query: dict[str, str]) -> dict[str, object]:
         text = httpx.get(page, params=query).text

@@ -133,7 +133,7 @@ def wall_clock(lengths: Sequence[Row]) -> Figure:
     figure.for_each_trace(lambda bars: bars.update(texttemplate=f"{bars.name} %{{x:.2f}} s"))
     longest = max(row[f"{way}_s"] for row in lengths for way in WAYS)
     return figure.update_layout(
-        xaxis={"title": "seconds of decoding", "range": [0, 2.2 * longest]},
+        xaxis={"title": "seconds of decoding", "range": [0, 2.8 * longest]},
         yaxis={"autorange": "reversed", "automargin": True},
         margin={"t": 20, "b": 50},
         showlegend=False,

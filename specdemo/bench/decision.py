@@ -105,8 +105,8 @@ def decide(
 def _headline(use: bool | None, verdict: Verdict, summary: Row, pays_for: int) -> str:
     if use:
         users = f"up to {pays_for} users" if pays_for > 1 else "for one user"
-        worst = summary["worst_prompt_speedup"]
-        return f"Yes: {times(summary['speedup'])}, {users}, never below {worst:.2f}"
+        worst = times(summary["worst_prompt_speedup"])
+        return f"Yes: {times(summary['speedup'])}, {users}, no prompt below {worst}"
     if use is None:
         low, high = verdict.interval
         return f"Undecided: {low:.2f}x to {high:.2f}x" if verdict.races else "Undecided"

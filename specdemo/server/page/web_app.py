@@ -53,13 +53,21 @@ visitor has left, and races are repeated without a word."""
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
 
-STOP_LOOP = """<head><script>{
+START = """<head><script>{
   const frame = requestAnimationFrame;
   window.requestAnimationFrame = (draw) =>
     window.specdemo?.race && String(draw).includes("performance.now()") ? 0 : frame(draw);
+  const later = (done) => (document.hidden ? done() : frame(() => setTimeout(done)));
+  window.specdemo = { painted: new Promise(later) };
 }</script>"""
 """Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 7 % of a
-core. This ends the loop once the page is there."""
+core. This ends the loop once the page is there, and says when the first frame has been painted."""
+
+GRADIO = re.compile(r'<script type="module" crossorigin src="([^"]*)"></script>')
+PRELOADED = r"""<link rel="modulepreload" href="\1">
+<script>window.specdemo.painted.then(() => import("\1"));</script>"""
+"""Gradio's script, which takes a second or more of a phone, in place of GRADIO: begun before the
+first frame, it would delay it."""
 
 CARD = """<meta property="og:title" content="{title}">
 <meta property="og:description" content="{idea}"><meta property="og:image" content="{image}">
@@ -128,7 +136,8 @@ class Assets:
         links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
         return f"""<meta name="description" content="{IDEA}">
 <link rel="stylesheet" href="{root}style.css">{"".join(links)}
-<script>window.specdemo = {{ known: {known}, page: import("{root}main.js") }};</script>"""
+<script>Object.assign(window.specdemo, {{ known: {known},
+  page: window.specdemo.painted.then(() => import("{root}main.js")) }});</script>"""
 
 
 @cache
@@ -211,10 +220,11 @@ def _add_files(app: FastAPI, menu: ModelMenu) -> None:
         document = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", document)
         # Plotly would put the address into its drawings, which are lost when it changes.
         document = re.sub(r'<base href="./"[^>]*>', "", document)
+        document = GRADIO.sub(PRELOADED, document)
         # The styles come after Gradio's, which they change.
         document = document.replace("</head>", head + "</head>", 1)
         document = document.replace("<gradio-app", FIRST + "<gradio-app", 1)
-        document = document.replace("<head>", STOP_LOOP + card, 1)
+        document = document.replace("<head>", START + card, 1)
         return sent(request, gzip.compress(document.encode(), 1), "text/html")
 
     def asset(request: Request) -> Response:

@@ -56,10 +56,7 @@ def verdict(trace: Trace) -> dict[str, Any]:
     show first: `speedup`, `counted`, and `why` not, and their `result` as one line."""
     summary = summarize(trace)
     stopped = trace.finish_reason == "cancelled" or (trace.baseline and trace.identical is None)
-    acceptance = "nothing was drafted"
-    if summary.acceptance_rate is not None:
-        acceptance = f"acceptance rate {summary.acceptance_rate:.0%}"
-        acceptance += f", {summary.tokens_per_round:.1f} tokens a round"
+    acceptance = _acceptance(trace)
     result = trace.verdict
     if stopped or result is None:
         pace = f", {summary.tokens_per_second:.0f} tokens/s after the first"
@@ -89,6 +86,16 @@ def verdict(trace: Trace) -> dict[str, Any]:
         ],
         "result": result.sentence,
     }
+
+
+def _acceptance(trace: Trace) -> str:
+    rounds, summary = trace.decoding_rounds, summarize(trace)
+    if summary.acceptance_rate is None:
+        return "nothing was drafted"
+    rate, drafting = f"{summary.acceptance_rate:.0%}", sum(bool(each.drafted) for each in rounds)
+    if 2 * drafting < len(rounds):  # then the tokens of a round say nothing about drafts
+        return f"drafts in {drafting} of {len(rounds)} rounds, {rate} accepted"
+    return f"acceptance rate {rate}, {summary.tokens_per_round:.1f} tokens a round"
 
 
 def _words(tone: str, headline: str, qualifier: str = "", sentence: str = "") -> dict[str, Any]:

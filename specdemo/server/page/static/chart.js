@@ -1,7 +1,7 @@
 /* Figures, in charts by Plotly, which is loaded once and not while models run, and in tables: of a race,
    of what is for engineers, and of the benchmark. */
-import { SOURCES, asset, colour, isRunning, keep, keepJson, make, onTheme, percent, say, seconds, showRunning, still,
-  stop, stream, table, times } from "./common.js";
+import { SOURCES, asset, colour, isRunning, keep, keepJson, make, onTheme, percent, say, sayStatus, seconds, showRunning,
+  still, stop, stream, table, times } from "./common.js";
 
 /* A request that failed is made again by the next chart. */
 const plotly = () => import("./plotly.min.js").then(() => window.Plotly, () => {
@@ -213,8 +213,8 @@ const cells = ({ id, task, tokens, speedup, speedups, whys = [], acceptance_rate
 /* The benchmark tab: runs it with the input values that `values` gives, draws its charts, gives its files. */
 export const mountBenchmark = async (root, values) => {
   const find = (name) => root.querySelector(".sd-" + name), progress = root.querySelector("progress");
-  const charts = find("bench-charts"), status = document.querySelector(".sd-status");
-  const estimate = mountWhatIf(find("what-if")), recorded = await asset("benchmark.json");
+  const charts = find("bench-charts"), estimate = mountWhatIf(find("what-if"));
+  const recorded = await asset("benchmark.json");
   if (recorded.phase === "error") return say(find("error"), recorded.note);
   let shown = null;
 
@@ -247,7 +247,7 @@ export const mountBenchmark = async (root, values) => {
     if (focused) buttons.find((one) => !one.hidden).focus();
     say(find("error"), "");
     showRunning(running);
-    say(status, running ? "The benchmark is under way. Stop ends it." : "");
+    sayStatus(running ? "The benchmark is under way. Stop ends it." : "");
   };
   const receive = ({ phase, note, done, total, ...message }) => {
     const ended = ["done", "stopped", "error"].includes(phase), failed = phase === "error";

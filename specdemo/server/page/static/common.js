@@ -13,6 +13,12 @@ export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 
+/* The line in place of that of the models, "" for none. */
+export const sayStatus = (text) => {
+  say(document.querySelector(".sd-status"), text);
+  document.documentElement.classList.toggle("sd-status-said", text !== "");
+};
+
 export const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
 export const milliseconds = (s) => (1000 * s).toFixed(s < .01 ? 1 : 0) + " ms";
 export const percent = (share) => Math.round(100 * share) + "%";

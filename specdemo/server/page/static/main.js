@@ -1,6 +1,6 @@
 /* The page's scripts: Gradio calls what is exported here, once its parts are there. */
 import { mountBenchmark as mountCharts } from "./chart.js";
-import { asset, button, failure, isRunning, keepJson, make, openRun, page, percent, reconnected, say, stop,
+import { asset, button, failure, isRunning, keepJson, make, openRun, page, percent, reconnected, say, sayStatus, stop,
   stream } from "./common.js";
 import { mountTour } from "./player.js";
 import { RaceView } from "./race.js";
@@ -134,7 +134,7 @@ const openFirst = async () => {
   if (!opened) race.motion.start();
 };
 
-const sayRefused = () => specdemo.refused && say(document.querySelector(".sd-status"), specdemo.refused);
+const sayRefused = () => specdemo.refused && sayStatus(specdemo.refused);
 
 /* Says which values of a link are not possible here. */
 const tellRefused = (inputs, present) => {
@@ -144,6 +144,14 @@ const tellRefused = (inputs, present) => {
   if (refused.length) specdemo.refused = "This link asks for what is not offered here: "
     + `${refused.map(([name, asked]) => `${name}=${asked.slice(0, 60)}`).join(", ")}.`;
   sayRefused();
+};
+
+/* Gradio fills its rows one after the other: nothing is shown before all are there. */
+const showPage = () => {
+  const rows = ["ask", "examples", "settings"].map((name) => document.querySelector("#sd-" + name));
+  if (rows.includes(null)) return requestAnimationFrame(showPage);
+  document.querySelector(".sd-first")?.remove();
+  document.documentElement.classList.add("sd-ready");
 };
 
 export const mountRace = (element) => {
@@ -176,6 +184,7 @@ export const mountRace = (element) => {
     target.value = "";
   };
   on("drafts", () => !isRunning() && follow("drafts", race.message.values));   // as the run on show was asked
+  showPage();
   openFirst();
   addEventListener("hashchange", openFirst);
   document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (

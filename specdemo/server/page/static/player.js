@@ -143,7 +143,7 @@ export class Player {
   jump(time) {
     this.play(false);
     this.race.show(time);
-    if (time === Infinity) this.race.scroll(0);
+    if (time === Infinity) this.race.scroll([0, 0]);
     this.race.drawChart();
   }
 

@@ -1,13 +1,15 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
 import { addExports, draw, drawEngineering, drawDots, figureRows, playheadAt } from "./chart.js";
-import { bringIntoView, counted, isRunning, make, onTheme, page, quoted, say, seconds, showRunning } from "./common.js";
+import { bringIntoView, counted, isRunning, make, onTheme, page, quoted, say, sayStatus, seconds,
+  showRunning } from "./common.js";
 import { Player } from "./player.js";
 import { TokenLine, drawTree } from "./tokens.js";
 
 const RUNNING = ["speculative", "baseline", "waiting", "loading", "drafts"];
 const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
 const CARD = [".sd-asked", ".sd-headline", ".sd-qualifier", ".sd-sentence", ".sd-origin"];   // of a picture
+const whenIdle = (act) => window.requestIdleCallback?.(act, { timeout: 1500 }) ?? setTimeout(act, 300);
 const CODE = /^\s*(?:[{[]|(?:def|class|import|from|function|const|#include)\s)|```/;
 
 export class RaceView {
@@ -36,7 +38,7 @@ export class RaceView {
   receive(message) {
     const { trace, phase, note = "", verdict } = message, failed = phase === "error";
     const running = RUNNING.includes(phase);
-    say(this.state.querySelector(".sd-status"), failed ? "" : note);
+    sayStatus(failed ? "" : note);
     say(this.state.querySelector(".sd-error"), failed ? note : "");
     this.root.dataset.phase = phase;
     showRunning(running);
@@ -83,7 +85,7 @@ export class RaceView {
     card.dataset.tone = tone;
     card.toggleAttribute("data-figure", /^(about )?[\d.]+x$/.test(headline));
     this.root.toggleAttribute("data-recorded", recorded);
-    const words = { asked: recorded ? `${origin} ${asked}` : asked, qualifier, reading, sentence,
+    const words = { asked: recorded ? `${asked} ${origin}` : asked, qualifier, reading, sentence,
       notes: notes.join(" "), origin: recorded ? "" : origin, identity };
     for (const [name, text] of Object.entries(words)) say(this.find(".sd-" + name), text);
     const [, about = "", figure] = headline.match(/^(about )?(.*)$/s), title = this.find(".sd-headline");
@@ -109,13 +111,13 @@ export class RaceView {
     for (const pane of this.panes) pane.show(time, span, !live || pane === spec && baseline.tokens > 0);
     say(this.find(".sd-score"), `${spec.last?.tokens ?? 0} : ${baseline.last?.tokens ?? 0}`);
     if (!live) this.motion.draw(t);
-    // Last, since it makes the browser compute the layout.
-    if (live || t < Infinity) this.scroll(1e6);
+    if (live || t < Infinity) this.scroll([1e6, 1e6]);
     this.root.toggleAttribute("data-moving", live || t < Infinity);
     if (live) return;
     this.point();
-    const seek = this.find(".sd-seek"), rounds = spec.events.length - 1;
-    const place = `${seconds(time)}, round ${Math.max(0, spec.shown - 1)} of ${Math.max(0, rounds)}`;
+    const seek = this.find(".sd-seek"), rounds = Math.max(0, spec.events.length - 1);
+    const begun = spec.shown - (t > spec.spent(spec.shown) + 1e-9 ? 0 : 1);
+    const place = `${seconds(time)}, round ${Math.max(0, Math.min(begun, rounds))} of ${rounds}`;
     seek.value = duration ? Math.round(1000 * time / duration) : 1000;
     seek.setAttribute("aria-valuetext", place);
     say(this.find(".sd-time"), place);
@@ -146,14 +148,18 @@ export class RaceView {
     const { prompt_reused: reused, prompt_tokens: prompt } = trace;
     say(this.find(".sd-prefill"), `Reading the question (${seconds(trace.prefill_seconds)}, the same for both) `
       + `is not included${reused ? `; ${reused} of its ${prompt} tokens had been read before` : ""}.`);
-    // Not earlier: during a race, drawing the rounds would take time from it.
-    drawTree(this.tree, spec, this.baseline);
-    drawEngineering(this.find, trace, curve);
+    const drawRounds = () => {
+      if (trace !== this.trace) return;
+      drawTree(this.tree, spec, this.baseline);
+      drawEngineering(this.find, trace, curve);
+    };
+    if (again) drawRounds();   // without it, what is below would jump
+    else whenIdle(drawRounds);   // the tree is half of the page's elements
     say(this.find(".sd-python"), program.python);
     say(this.find(".sd-curl"), program.curl.replace("{page}", page.slice(0, -1)));
     this.motion.jump(again ? again.view : Infinity);
     this.tokenLine.pick(spec.box.querySelectorAll(".sd-tok")[again?.chosen]);
-    if (again) panes.forEach(({ box }, at) => box.scrollTop = again.tops[at]);
+    if (again) this.scroll(again.tops);
     if (again?.playing) this.motion.start();
     this.hooks.settled(message, watched, again);
     const ends = panes.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
@@ -170,22 +176,25 @@ export class RaceView {
   /* Not while a race runs or plays: Plotly is large. */
   drawChart() {
     window.cancelIdleCallback?.(this.idle);   // which Safari has not
-    const act = () => {
+    this.idle = whenIdle(() => {
       if (!this.trace || isRunning() || this.motion.playing) return;
       this.find(".sd-plot").dataset.run = this.run;
       draw(this.find(".sd-chart"), this.message.figure).then(() => this.live || this.point())
         .catch((error) => say(this.find(".sd-chart"), error.message));
-    };
-    this.idle = window.requestIdleCallback?.(act, { timeout: 1500 }) ?? setTimeout(act, 300);
+    });
   }
 
-  /* Scrolls the texts and the tree to their starts (0) or to the moment on show (a large number). */
-  scroll(to) {
-    for (const { box } of this.panes) box.scrollTop = to;
-    // Where the tree is not in sight, asking for its layout would make the browser compute it.
-    if (this.live || this.tree.checkVisibility?.({ contentVisibilityAuto: true }) === false) return;
-    const { offsetLeft = 0 } = this.spec.last?.row ?? {};
-    this.tree.scrollLeft = to && offsetLeft - this.tree.clientWidth / 2;
+  /* Scrolls the texts to `tops` pixels, and the tree to the moment on show: with the next frame, which computes
+     the layout anyhow. */
+  scroll(tops) {
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => {
+      this.panes.forEach(({ box }, at) => box.scrollTop = tops[at]);
+      // Where the tree is not in sight, asking for its layout would make the browser compute it.
+      if (this.live || this.tree.checkVisibility?.({ contentVisibilityAuto: true }) === false) return;
+      const { offsetLeft = 0 } = this.tree.querySelector(".sd-now") ?? {};
+      this.tree.scrollLeft = this.motion.view < Infinity && offsetLeft - this.tree.clientWidth / 2;
+    });
   }
 }
 
