@@ -19,8 +19,7 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.server import ray
 from specdemo.server.backend import NotReady, Piece
-from specdemo.server.host import State
-from specdemo.server.metrics import Metrics
+from specdemo.server.host import Host, State
 from specdemo.server.schema import CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.server.web_server import bound_socket
@@ -32,6 +31,7 @@ BEGUN = Piece(Waiting(0, None))
 SAID = Piece(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
 OVER = Piece(TRACE)
 ASKED = CompletionRequest(model="t", prompt="q")
+METRICS = asyncio.run(Host(ModelChoice("embedded"), Mock()).metrics())
 
 
 class Stream:
@@ -61,7 +61,7 @@ class Handle:
     def __init__(self, *scripts, replicas: int = 1):
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
-        figures = {"metrics": Metrics().text(), "model": {"id": "t"}}
+        figures = {"metrics": METRICS, "model": {"id": "t"}}
         own = ({"replica": f"r{number}", "in_flight": number} for number in range(replicas))
         self.reports = [report | figures for report in own]
         self.answer = self
