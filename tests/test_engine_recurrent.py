@@ -339,8 +339,7 @@ def test_a_run_is_one_part_for_recurrent_layers(model):
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1, 2], 0)])
         sequence.reserve_states(2, True)
-        parts = recurrent.state_parts([Run(sequence, [3, 4], 2, stepwise=True)], 1)
-        inputs = recurrent.inputs_of(parts)
+        inputs = recurrent.inputs_of([Run(sequence, [3, 4], 2, stepwise=True)], 1)
         assert inputs["la.subsequence_begins"] == [0, 2, 3]
         assert inputs["la.past_lens"] == [2, 0] and inputs["la.cache_interval"] == [1, 0]
         zeros = model.pool.states.limit

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate, chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -33,22 +33,8 @@ def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core
     return PagedModel(source, settings, core)
 
 
-class Part(NamedTuple):
-    """A sub-sequence, and its blocks."""
-
-    tokens: list[int]  # may be empty
-    start: int  # position of the first one
-    blocks: list[int]
-
-
-class Layout(NamedTuple):
-    """Where a batch is in a forward."""
-
-    parts: list[Part]  # with padding
-    wanted: list[int]  # the tokens that get logits
-    rows: list[slice]  # of logits, of each run
-    tokens: list[slice]  # of each run
-    recurrent: list[recurrent.StatePart]
+Part = tuple[list[int], int, list[int]]
+"""A sub-sequence: its tokens, which may be none, the position of the first one, and its blocks."""
 
 
 class PagedModel:
@@ -135,8 +121,7 @@ class PagedModel:
         size = sum(len(run.tokens) for run in batch)
         attended = sum(len(run.tokens) * run.sequence.length for run in batch)
         padded = max(size, self.min_tokens)
-        layout = self._layout(batch, padded)
-        inputs = _inputs(layout) | self._states(batch, padded)
+        inputs = self._inputs(batch, padded) | self._states(batch, padded)
         before = perf_counter()
         try:
             rows, log_sums, *states = self._instance.run(inputs)
@@ -149,37 +134,48 @@ class PagedModel:
         self.costs.record(size, ended - begun, attended)
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-        rows, log_sums = rows.reshape(len(layout.wanted), -1), log_sums.reshape(-1)
+        rows, log_sums = rows.reshape(len(inputs[graph.ROWS_INPUT]), -1), log_sums.reshape(-1)
         joined = [np.concatenate(states, 1)] if states else []
+        parts = _slices([run.rows for run in batch]), _slices([len(run.tokens) for run in batch])
         return [
             Logits(rows[part], log_sums[part], *(state[tokens] for state in joined))
-            for part, tokens in zip(layout.rows, layout.tokens, strict=True)
+            for part, tokens in zip(*parts, strict=True)
         ]
 
-    def _layout(self, batch: list[Run], size: int) -> Layout:
-        """Pad the batch to `size` tokens."""
-        tokens = _slices([len(run.tokens) for run in batch])
-        ends = [part.stop for part in tokens]
-        rows = _slices([run.rows for run in batch])
+    def _inputs(self, batch: list[Run], size: int) -> dict[str, Any]:
+        """The inputs of a forward of this batch, padded to `size` tokens, by name."""
+        ends = [*accumulate(len(run.tokens) for run in batch)]
         runs = zip(batch, ends, strict=True)
         wanted = [token for run, end in runs for token in range(end - run.rows, end)]
         if len(wanted) == 1 and size > 1 and self.min_tokens > 1:
             wanted *= 2  # the output matrix rounds a single row differently too
         parts = [part for run in batch for part in self._parts(run)]
         # Padding attends to a scratch block.
-        parts += [Part([0], 0, [self.pool.limit])] * (size - ends[-1]) + [Part([], 0, [])]
-        states = []
+        parts += [([0], 0, [self.pool.limit])] * (size - ends[-1]) + [([], 0, [])]
+        tokens, starts, blocks = zip(*parts, strict=True)
+        further = {}
         if isinstance(self.pool, RecurrentPool):
-            states = recurrent.state_parts(batch, size - ends[-1])
-        return Layout(parts, wanted or [0], rows, tokens, states)
+            further = recurrent.inputs_of(batch, size - ends[-1])
+        ends = [start + len(ids) for ids, start in zip(tokens, starts, strict=True)]
+        return {
+            "input_ids": _joined(tokens),
+            "position_ids": _joined(map(range, starts, ends)),
+            "past_lens": starts,
+            "subsequence_begins": [0, *accumulate(map(len, tokens))],
+            "block_indices": _joined(blocks),
+            "block_indices_begins": [0, *accumulate(map(len, blocks))],
+            "max_context_len": [max(ends)],
+            graph.ROWS_INPUT: wanted or [0],
+            **further,
+        }
 
     def _parts(self, run: Run) -> list[Part]:
         tokens, start, blocks = list(run.tokens), run.sequence.length, run.sequence.blocks
         if self.kernels or not run.stepwise:  # kernels read the blocks of each token's positions
-            return [Part(tokens, start, blocks[: -(-(start + len(tokens)) // self.block_size)])]
+            return [(tokens, start, blocks[: -(-(start + len(tokens)) // self.block_size)])]
         # All keys and values are written before any token attends, so each sees those before it.
         return [
-            Part([token], position, blocks[: position // self.block_size + 1])
+            ([token], position, blocks[: position // self.block_size + 1])
             for position, token in enumerate(tokens, start)
         ]
 
@@ -215,23 +211,6 @@ class PagedModel:
             self._tables, _ = _tables(forms, pool.states.limit + recurrent.FURTHER_BLOCKS)
             self._instance.set_tables(self._tables)
             self.pool = pool
-
-
-def _inputs(layout: Layout) -> dict[str, Any]:
-    """The inputs of a paged decoder, by name."""
-    tokens, starts, blocks = zip(*layout.parts, strict=True)
-    ends = [start + len(ids) for ids, start in zip(tokens, starts, strict=True)]
-    inputs = {
-        "input_ids": _joined(tokens),
-        "position_ids": _joined(map(range, starts, ends)),
-        "past_lens": starts,
-        "subsequence_begins": [0, *accumulate(map(len, tokens))],
-        "block_indices": _joined(blocks),
-        "block_indices_begins": [0, *accumulate(map(len, blocks))],
-        "max_context_len": [max(ends)],
-        graph.ROWS_INPUT: layout.wanted,
-    }
-    return inputs | recurrent.inputs_of(layout.recurrent) if layout.recurrent else inputs
 
 
 def _tables(forms: list[Form], blocks: int) -> tuple[list[ov.Tensor], int]:

@@ -2,8 +2,7 @@
 their states into blocks of tables, so that a sequence goes back by reading an earlier block
 (docs/reference/recurrent.md)."""
 
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
 
 import openvino as ov
 from openvino import opset13 as ops
@@ -67,17 +66,10 @@ def _repair_rotary(model: ov.Model) -> None:
         joined.output(0).replace(ops.concat([angles, angles], 2).output(0))
 
 
-class StatePart(NamedTuple):
-    """A run's part of a forward of recurrent layers."""
-
-    tokens: int
-    before: int  # tokens of its sequence
-    blocks: list[int]  # the first has the state before the run; the others get those after it
-    stepwise: bool  # they get one after each token, else after the last
-
-
-def state_parts(batch: list[Run], padding: int) -> list[StatePart]:
-    """The parts of a forward of these runs and `padding` tokens."""
+def inputs_of(batch: list[Run], padding: int) -> dict[str, list[int]]:
+    """The inputs for the recurrent layers of a forward of these runs and `padding` tokens, by name.
+    The first block of a run has the state before it. The others get the states after each of its
+    tokens if it is stepwise, else after the last."""
     parts = []
     for run in batch:
         sequence = run.sequence
@@ -88,18 +80,14 @@ def state_parts(batch: list[Run], padding: int) -> list[StatePart]:
         ends = range(begin + 1 if run.stepwise else end, end + 1)
         read = sequence.states[begin] if begin else zeros
         written = [sequence.states.get(end, unread) for end in ends]
-        parts.append(StatePart(len(run.tokens), begin, [read, *written], run.stepwise))
+        parts.append((len(run.tokens), begin, [read, *written], run.stepwise))
     if padding:
-        parts.append(StatePart(padding, 0, [zeros, unread], False))
-    return parts
-
-
-def inputs_of(parts: list[StatePart]) -> dict[str, list[int]]:
-    """The inputs for the recurrent layers of a forward of these parts, by name."""
+        parts.append((padding, 0, [zeros, unread], False))
+    tokens, before, blocks, stepwise = zip(*parts, strict=True)
     return {
-        SEQUENCES: [0, *accumulate(part.tokens for part in parts)],
-        "la.past_lens": [part.before for part in parts],
-        "la.block_indices": [block for part in parts for block in part.blocks],
-        "la.block_indices_begins": [0, *accumulate(len(part.blocks) for part in parts)],
-        "la.cache_interval": [int(part.stepwise) for part in parts],
+        SEQUENCES: [0, *accumulate(tokens)],
+        "la.past_lens": [*before],
+        "la.block_indices": [*chain.from_iterable(blocks)],
+        "la.block_indices_begins": [0, *accumulate(map(len, blocks))],
+        "la.cache_interval": [*map(int, stepwise)],
     }
