@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from .graph import number, part_of, source_of
+from .graph import number, part_of
 from .tiles import TILE
 
 BLOCK_TOKENS = 32  # of a block of the cache
@@ -30,17 +30,6 @@ class Attention:
     @property
     def cache_shape(self) -> list[int]:
         return [self.key_heads, BLOCK_TOKENS, self.size]
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotary positions."""
-
-    x: ov.Output
-    cosines: ov.Output
-    sines: ov.Output
-    size: int  # values of a head
-    turned: int  # the first ones of them
 
 
 def attention_of(node: ov.Node) -> Attention | None:
@@ -125,73 +114,77 @@ def tokens_and_width(output: ov.Output) -> tuple[int, int]:
     return tokens.get_length() if tokens.is_static else -1, width
 
 
-def rotation(node: ov.Node) -> Rotation | None:
-    """What `node` turns, if it is x * cosines + concat(-second half of x, first half) * sines, or
-    that of the first part of x with the rest behind it."""
-    found = _partial_rotation(node) or _rotation(node)
-    return found if found and found.size % TILE == 0 else None
+def rotation(node: ov.Node) -> tuple[list[ov.Output], int, int] | None:
+    """Of x * cosines + concat(-second half of x, first half) * sines, or that of the first part of
+    x with the rest behind it: x, cosines and sines, the values of a head of x, and how many of them
+    are turned. None for other nodes."""
+    turned, *rest = _joined(node) or [node.output(0)]
+    if (operands := _rotation(turned.get_node())) is None:
+        return None
+    x, *angles = operands
+    size = length = _last_size(x)
+    if rest:
+        if (whole := _joint(x, *rest)) is None:
+            return None
+        x, _ = whole
+        size = _last_size(x)
+    return ([x, *angles], size, length) if size % TILE == 0 else None
 
 
-def _partial_rotation(node: ov.Node) -> Rotation | None:
-    if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
-        return None
-    first, rest = node.input_values()
-    found, axis = _rotation(first.get_node()), node.get_attributes()["axis"]
-    if found is None or axis not in (-1, len(first.get_partial_shape()) - 1):
-        return None
-    before, after = part_of(found.x), part_of(rest)
-    if before is None or after is None or key_of(before[0]) != key_of(after[0]):
-        return None
-    size = before[0].get_partial_shape()[-1].get_length()
-    if (before[1:], after[1:]) != ((0, found.turned), (found.turned, size)):
-        return None
-    return Rotation(before[0], found.cosines, found.sines, size, found.turned)
-
-
-def _rotation(node: ov.Node) -> Rotation | None:
-    if node.get_type_name() != "Add" or not token_width(node.output(0)):
-        return None
+def _rotation(node: ov.Node) -> list[ov.Output] | None:
     terms = [value.get_node() for value in node.input_values()]
-    if any(term.get_type_name() != "Multiply" for term in terms):
+    kinds = [term.get_type_name() for term in terms]
+    if node.get_type_name() != "Add" or kinds != ["Multiply"] * 2:
         return None
     for straight, crossed in (terms, terms[::-1]):
         for swapped, sines in _both_ways(crossed):
-            if (x := _swapped_halves(swapped)) is None:
+            if (x := _swapped_halves(swapped.get_node())) is None:
                 continue
-            size = x.get_partial_shape()[-1].get_length()
             for same, cosines in _both_ways(straight):
                 if key_of(same) == key_of(x) and _are_angles(x, cosines, sines):
-                    return Rotation(x, cosines, sines, size, size)
+                    return [x, cosines, sines]
     return None
 
 
 def _are_angles(x: ov.Output, *angles: ov.Output) -> bool:
     """Whether each has a row for every token of `x`, which all heads share."""
-    (tokens, _), shape = tokens_and_width(x), x.get_partial_shape()
-    size = shape[-1].get_length()
+    (tokens, _), rank, size = tokens_and_width(x), len(x.get_partial_shape()), _last_size(x)
     shapes = [angle.get_partial_shape() for angle in angles]
-    same_axes = all(len(other) == len(shape) and other[-1] == size for other in shapes)
+    same_axes = all(len(shape) == rank and shape[-1] == size for shape in shapes)
     return same_axes and all(tokens_and_width(angle) == (tokens, size) for angle in angles)
 
 
-def _swapped_halves(output: ov.Output) -> ov.Output | None:
+def _swapped_halves(node: ov.Node) -> ov.Output | None:
     """The x of concat(-second half, first half) along the last axis; None for anything else."""
-    node = output.get_node()
-    if node.get_type_name() != "Concat" or len(node.input_values()) != 2:
+    if not (joined := _joined(node)) or (second := _negated(joined[0].get_node())) is None:
         return None
-    negated, first = node.input_values()
-    if (second := _negated(negated.get_node())) is None:
+    if (whole := _joint(joined[1], second)) is None:
         return None
-    before, after = part_of(first), part_of(second)
-    if before is None or after is None:
+    x, half = whole
+    return x if 2 * half == _last_size(x) else None
+
+
+def _joined(node: ov.Node) -> list[ov.Output]:
+    """The two outputs that `node` joins along the last axis; none for other nodes."""
+    values = node.input_values()
+    if node.get_type_name() != "Concat" or len(values) != 2:
+        return []
+    last = len(node.get_output_partial_shape(0)) - 1
+    return values if node.get_attributes()["axis"] in (-1, last) else []
+
+
+def _joint(first: ov.Output, rest: ov.Output) -> tuple[ov.Output, int] | None:
+    """The output that is `first` and then `rest` along the last axis, and where `rest` begins; None
+    for outputs that are not its parts."""
+    before, after = part_of(first), part_of(rest)
+    if before is None or after is None or key_of(before[0]) != key_of(after[0]):
         return None
-    (x, *low), (other, *high) = before, after
-    size = x.get_partial_shape()[-1].get_length()
-    last = len(x.get_partial_shape()) - 1
-    halves = [0, size // 2], [size // 2, size]
-    if key_of(x) != key_of(other) or (low, high) != halves or size % 2:
-        return None
-    return x if node.get_attributes()["axis"] in (-1, last) else None
+    (x, *low), (_, *high), middle = before, after, before[2]
+    return (x, middle) if (low, high) == ([0, middle], [middle, _last_size(x)]) else None
+
+
+def _last_size(output: ov.Output) -> int:
+    return int(output.get_partial_shape()[-1].get_length())
 
 
 def _both_ways(product: ov.Node) -> list[tuple[ov.Output, ov.Output]]:
@@ -203,10 +196,5 @@ def _negated(node: ov.Node) -> ov.Output | None:
     """The output of which `node` gives the negative; None for another node."""
     if node.get_type_name() == "Negative":
         return node.input_value(0)
-    if node.get_type_name() != "Multiply":
-        return None
-    for value, factor in _both_ways(node):
-        constant = source_of(factor.get_node(), "Convert")
-        if constant.get_type_name() == "Constant" and np.all(constant.get_tensor_view().data == -1):
-            return value
-    return None
+    ways = _both_ways(node) if node.get_type_name() == "Multiply" else []
+    return next((value for value, factor in ways if number(factor) == -1), None)

@@ -18,13 +18,12 @@ from .attention import (
     source_of_view,
     token_width,
 )
-from .graph import ROWS_INPUT, integer, is_product, raw_bytes, source_of
+from .graph import ROWS_INPUT, is_product, number, raw_bytes, source_of
 from .tiles import BITS, TILE, Weights
 
 ROUNDINGS = tuple(f"Round{bits}" for bits in BITS)
 NORMS = ("Normalize", "Standardize")  # by the root of the mean square, without or less the mean
 GATES = ("Swish", "Gelu", "ErfGelu", "Relu", "Square")
-REALS = (ov.Type.f16, ov.Type.f32, ov.Type.f64)  # that NumPy has too
 JOBS = ("MatMul", "Attend", *ROUNDINGS, *GATES, "LogSumExp")
 OPERATIONS = (*JOBS, *NORMS, "Add", "Multiply", "Rotate", "Store", "Choose")
 """Each has a function of this name in the compiled code. Threads share JOBS."""
@@ -108,11 +107,11 @@ def _step(node: ov.Node) -> Step | None:
             return None
         fits = weights.group and token_width(values[0]) == weights.columns
         return step(values[:1], weights=weights) if fits else None
-    if turned := rotation(node):
-        operands = [turned.x, turned.cosines, turned.sines]
-        return _of_tokens("Rotate", node, operands, size=turned.size, turned=turned.turned)
     if not token_width(output) or token_width(output) % TILE:
         return None
+    if found := rotation(node):
+        operands, size, turned = found
+        return _of_tokens("Rotate", node, operands, size=size, turned=turned)
     if kind == "MVN":
         return _standardization(node)
     if gate := _gate(node):
@@ -136,7 +135,7 @@ def _step(node: ov.Node) -> Step | None:
 
 def _gate(node: ov.Node) -> str:
     """Which of GATES `node` computes of each value; none for other nodes."""
-    kind, further = node.get_type_name(), [*map(_number, node.input_values()[1:])]
+    kind, further = node.get_type_name(), [*map(number, node.input_values()[1:])]
     shapes = [value.get_partial_shape() for value in (*node.input_values()[:1], node.output(0))]
     if shapes[0] != shapes[-1]:
         return ""  # an exponent of more axes
@@ -163,16 +162,17 @@ def _normalization(x: ov.Output, factor: ov.Output) -> float | None:
         return None  # a mean of other axes than the last
     while key_of(factor) != key_of(x):
         node = factor.get_node()
-        varying = [value for value in node.input_values() if not _is_constant(value)]
-        if len(varying) != 1 or len(chain) > 4:
+        values = node.input_values()
+        numbers = [*map(number, values)]
+        if numbers.count(None) != 1 or len(chain) > 4:
             return None
-        chain.append((node.get_type_name(), *map(_number, node.input_values())))
-        [factor] = varying
+        chain.append((node.get_type_name(), *numbers))
+        factor = values[numbers.index(None)]
     match chain:
         case [
             *root,
             ("Add", None, float(epsilon)) | ("Add", float(epsilon), None),
-            ("ReduceMean", None, None),
+            ("ReduceMean", None, _),
             ("Power", None, 2.0),
         ] if root in ([("Divide", 1.0, None), ("Sqrt", None)], [("Power", None, -0.5)]):
             return epsilon
@@ -187,27 +187,17 @@ def _standardization(node: ov.Node) -> Step | None:
     if not axes:  # of an early operation set
         return None
     usual = how["normalize_variance"] and how["eps_mode"].upper() == "INSIDE_SQRT"
-    if not usual or integer(axes[0]) not in (-1, len(shape) - 1) or size % TILE:
+    if not usual or number(axes[0]) not in (-1, len(shape) - 1) or size % TILE:
         return None
     return _of_tokens("Standardize", node, [x], size=size, epsilon=how["eps"])
-
-
-def _is_constant(output: ov.Output) -> bool:
-    return bool(source_of(output.get_node(), "Convert").get_type_name() == "Constant")
 
 
 def _floats(output: ov.Output) -> np.ndarray | None:
     """The values of a constant, float32 [..., 1 or more]; None for anything else."""
     node = source_of(output.get_node(), "Convert")
-    if node.get_type_name() != "Constant" or node.get_element_type() not in REALS:
+    if node.get_type_name() != "Constant":
         return None
-    return np.atleast_1d(node.get_tensor_view().data.astype(np.float32))
-
-
-def _number(output: ov.Output) -> float | None:
-    """The value of a constant with one element; None for anything else."""
-    values = _floats(output)
-    return float(values.reshape(-1)[0]) if values is not None and values.size == 1 else None
+    return np.atleast_1d(node.get_data(dtype=np.float32))
 
 
 def _weights(node: ov.Node) -> Weights | None:
@@ -235,8 +225,8 @@ def _weights(node: ov.Node) -> Weights | None:
     (bits, flipped, moved), rows = form, groups[0]
     raw = raw_bytes(stored.get_tensor_view())
     scales = scale.get_tensor_view().data.reshape(rows, -1)
-    zeros = np.zeros(1, np.float32) if zero is None else _numbers(zero)
-    if zeros is None or raw.size * 8 % (rows * bits):
+    zeros = np.zeros(1, np.float32) if zero is None else zero.get_data(dtype=np.float32)
+    if raw.size * 8 % (rows * bits):
         return None
     if zero is not None and zeros.size > 1 and list(zero.get_output_shape(0)) != per_group:
         return None
@@ -246,13 +236,3 @@ def _weights(node: ov.Node) -> Weights | None:
         return None
     halves = np.broadcast_to(halves.reshape(rows, -1) if halves.size > 1 else halves, scales.shape)
     return Weights(raw.reshape(rows, -1), bits, scales, halves, flipped)
-
-
-def _numbers(constant: ov.Node) -> np.ndarray | None:
-    """The values of a constant of 4, 8 or 16 bits, float32; None for others."""
-    kind, raw = constant.get_element_type(), raw_bytes(constant.get_tensor_view())
-    if kind == ov.Type.u4:
-        halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)
-        return halves[: int(np.prod(constant.get_output_shape(0)))].astype(np.float32)
-    types = {ov.Type.u8: np.uint8, ov.Type.i8: np.int8, ov.Type.f16: np.float16}
-    return raw.view(types[kind]).astype(np.float32) if kind in types else None

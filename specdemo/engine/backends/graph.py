@@ -189,13 +189,13 @@ def uncut_tables(model: ov.Model) -> None:
     """Look angles up in whole tables, in place: early exports of optimum-intel cut them to the
     length of the text, which depends on the keys. No position is beyond it."""
     for node in model.get_ops():
-        if node.get_type_name() != "Gather" or integer(node.input_value(2)) != 0:
+        if node.get_type_name() != "Gather" or number(node.input_value(2)) != 0:
             continue
         cut = node.input_value(0).get_node()
         if cut.get_type_name() != "StridedSlice" or not _cuts(cut, [0]):
             continue
         table, begin = cut.input_values()[:2]
-        if table.get_node().get_type_name() == "Constant" and integer(begin) == 0:
+        if table.get_node().get_type_name() == "Constant" and number(begin) == 0:
             node.input(0).replace_source_output(table)
 
 
@@ -272,16 +272,18 @@ def part_of(output: ov.Output) -> tuple[ov.Output, int, int] | None:
     lengths = [shape[-1].get_length() for shape in parts]
     index, axes = output.get_index(), (-1, len(last) - 1)
     begin = end = None
-    if kind == "VariadicSplit" and integer(numbers[0]) in axes:
+    if kind == "VariadicSplit" and number(numbers[0]) in axes:
         begin = sum(lengths[:index])
-    elif kind == "Slice" and any([*map(integer, numbers[2:])] == [1, axis] for axis in axes):
-        begin, end = integer(numbers[0]), integer(numbers[1])
+    elif kind == "Slice" and any([*map(number, numbers[2:])] == [1, axis] for axis in axes):
+        begin, end = number(numbers[0]), number(numbers[1])
     elif kind == "StridedSlice" and _cuts(node, [1] * (len(last) - 1) + [0]):
         begin, end = _last(numbers[0]), _last(numbers[1])
     if begin is None and end is not None:
         size = last[-1].get_length()
         begin = size - lengths[0] if end >= size else None
-    return None if begin is None or begin < 0 else (x, begin, begin + lengths[index])
+    if begin is None or begin < 0:
+        return None
+    return x, int(begin), int(begin) + lengths[index]
 
 
 def _cuts(node: ov.Node, masks: list[int]) -> bool:
@@ -292,14 +294,6 @@ def _cuts(node: ov.Node, masks: list[int]) -> bool:
     if cut != [masks, masks] or any(map(any, how.values())):
         return False
     return steps.get_type_name() == "Constant" and {*steps.get_tensor_view().data} == {1}
-
-
-def integer(output: ov.Output) -> int | None:
-    """The value of a constant with one element; None for anything else."""
-    node = output.get_node()
-    if node.get_type_name() != "Constant" or np.prod(node.get_output_shape(0)) != 1:
-        return None
-    return int(node.get_tensor_view().data.reshape(-1)[0])
 
 
 def number(output: ov.Output, depth: int = 8) -> float | None:
