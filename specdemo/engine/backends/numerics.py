@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import process_time
+from typing import TypeVar
 
 import numpy as np
 import openvino as ov
@@ -22,6 +23,8 @@ from ..profile import Invariance, ModelProfile, Properties
 from . import graph, kernels
 from .draft_head import fractions
 from .paged import CACHE, open_model
+
+Opened = TypeVar("Opened")
 
 KERNEL_WEIGHTS = 20_000_000
 """Bytes of weights from which `kernels` are used: their code is compiled in a second."""
@@ -76,9 +79,8 @@ def uses_kernels(source: Path | Checkpoint) -> bool:
     return ir and weights_size(source) >= KERNEL_WEIGHTS and kernels.available()
 
 
-def open_first(open_with: Callable[[Properties], Model], tried: list[Properties]) -> Model:
-    """Open a draft model with the first of these properties that are not refused. Raises
-    ModelError."""
+def open_first(open_with: Callable[[Properties], Opened], tried: list[Properties]) -> Opened:
+    """Open a model with the first of these properties that are not refused. Raises ModelError."""
     for properties in tried[:-1]:
         with suppress(ModelError):
             return open_with(properties)
@@ -108,27 +110,21 @@ def open_target(
     source, hidden, layers = files.target, None, files.head_layers
     if files.head is not None:
         hidden = Taps(layers, () if layers else fractions(files.head, core))
+    given = None if exact else Invariance(merging=True, chunks=True, decoded=True)
     if exact and known is not None:
-        tried, invariance = [known.properties], known.invariance
+        tried, given = [known.properties], known.invariance
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
-        invariance = Invariance(merging=True, chunks=True, decoded=True)
-    model: Model
-    for properties in tried:
-        model = None  # type: ignore[assignment] # freed first: two may not fit into memory
-        settings = ModelSettings(files.device, properties, hidden)
-        try:
-            model = open_model(source, settings, core)
-            if exact and known is None:
-                invariance = _quickly_measured(model)
-        except ModelError:
-            if properties == tried[-1]:
-                raise
-        else:
-            if invariance.tokens >= USEFUL_TOKENS:
-                break
-    model.min_tokens = invariance.min_tokens
-    return model, invariance
+
+    def open_with(properties: Properties) -> tuple[Model, Invariance]:
+        model = open_model(source, ModelSettings(files.device, properties, hidden), core)
+        invariance = given or _quickly_measured(model)
+        if invariance.tokens < USEFUL_TOKENS and properties != tried[-1]:
+            raise ModelError("Logits depend on how many tokens run together.")
+        model.min_tokens = invariance.min_tokens
+        return model, invariance
+
+    return open_first(open_with, tried)
 
 
 def _quickly_measured(model: Model) -> Invariance:
