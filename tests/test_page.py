@@ -1114,6 +1114,9 @@ def test_the_tour_explains_the_race_on_show_in_five_captions(page):
         expect(text).to_contain_text(said)
         expect(light).to_have_class(re.compile(spot))
         assert drawn(page) == shown
+        if said.startswith("In round"):
+            expect(page.locator(".sd-time")).to_contain_text("round 2 of 4")
+            expect(page.locator(".sd-tree .sd-now .sd-no").first).to_be_visible()
     page.get_by_role("button", name="Done").click()
     expect(light).to_have_count(0)
 
