@@ -121,12 +121,10 @@ def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
         return []
     (low, high), speedups = verdict.interval, summary["speedup_by_task"]
     faster = sum(round(speedup or 0.0, 2) > 1 for speedup in speedups.values())
-    unit = verdict.unit
-    sure = f"{100 * verdict.sure:.0f} % confidence, "
-    sure += counted(verdict.races, unit)
+    sure = f"{100 * verdict.sure:.0f} % confidence, {counted(verdict.races, verdict.unit)}"
     return [
         f"{summary['speedup']:.2f}x in all",
-        f"the median {unit} {low:.2f}x to {high:.2f}x ({sure})",
+        f"the median {verdict.unit} {low:.2f}x to {high:.2f}x ({sure})",
         f"the worst {summary['worst_prompt_speedup'] or 0.0:.2f}x",
         f"faster on {faster} of {len(speedups)} tasks",
     ]
@@ -135,9 +133,7 @@ def _speed_facts(verdict: Verdict, summary: Row) -> list[str]:
 def _users_sentence(users: Sequence[Row], pays_for: int) -> str:
     """For how many users at once drafts pay, and what the next number of them costs."""
     more = next((row for row in users if row["users"] > pays_for), None)
-    words = (
-        f"They pay for up to {pays_for} users at once" if pays_for > 1 else "They pay for one user"
-    )
+    words = f"They pay for {f'up to {pays_for} users at once' if pays_for > 1 else 'one user'}"
     if more is None:
         return f"{words}; more were not measured."
     if more["speedup"] is None:
