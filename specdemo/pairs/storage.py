@@ -33,14 +33,10 @@ def mark_used(folder: Path) -> None:
 def stored_models() -> list[StoredModel]:
     """All models, the one that was used last first."""
     now, counted = time.time(), set[tuple[int, int]]()
-    folders = sorted(_folders(), key=lambda folder: -folder.stat().st_mtime)
+    folders = sorted(_folders().items(), key=lambda item: -item[1].stat().st_mtime)
     return [
-        StoredModel(
-            folder.relative_to(disk.cache_home()).as_posix(),
-            sum(_sizes(folder, counted)),
-            max(now - folder.stat().st_mtime, 0) / DAY,
-        )
-        for folder in folders
+        StoredModel(name, sum(_sizes(folder, counted)), max(now - folder.stat().st_mtime, 0) / DAY)
+        for name, folder in folders
     ]
 
 
@@ -48,7 +44,7 @@ def remove(names: Collection[str]) -> None:
     """Delete models by their names in `stored_models`. A process that runs one keeps its files
     until it ends (not on Windows). Raises BadInput for an unknown name, before anything is
     deleted, and FetchError."""
-    folders = {folder.relative_to(disk.cache_home()).as_posix(): folder for folder in _folders()}
+    folders = _folders()
     if unknown := sorted(set(names) - folders.keys()):
         raise BadInput(
             f"--remove {unknown[0]}: there is no such model; `specdemo cache` lists them."
@@ -63,12 +59,12 @@ def remove(names: Collection[str]) -> None:
                 raise FetchError(why) from error
 
 
-def _folders() -> Iterator[Path]:
-    for kind in ("embedded", "exported"):
-        paths = disk.cache_home().joinpath(kind).glob("*")
-        yield from (
-            path for path in paths if path.is_dir() and not path.name.startswith("scratch-")
-        )
+def _folders() -> dict[str, Path]:
+    """The folders of models by name."""
+    home = disk.cache_home()
+    paths = (*home.glob("embedded/*"), *home.glob("exported/*"))
+    folders = (path for path in paths if path.is_dir() and not path.name.startswith("scratch-"))
+    return {folder.relative_to(home).as_posix(): folder for folder in folders}
 
 
 def _sizes(folder: Path, counted: set[tuple[int, int]]) -> Iterator[int]:
