@@ -6,8 +6,9 @@ python -m tools.agreement --pair dolly-3b-int4 --reference dolly-3b
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import eq
 
 import click
 import openvino as ov
@@ -47,19 +48,27 @@ def agreement(
             trace_of(session.ask(Question(prompt.instruction, settings))).token_ids
             for prompt in prompts
         ]
-    core = ov.Core()
-    properties, *_ = numerics.candidates(other.target, "CPU", "auto", True, core)
-    model = open_model(other.target, ModelSettings(properties=properties), core)
+    asked = [other.template.render(prompt.instruction, other.tokenizer) for prompt in prompts]
     tokens, agreed, identical = sum(map(len, answers)), 0, 0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        read = [*other.template.render(prompt.instruction, other.tokenizer), *answer[:-1]]
-        with model.new_sequence() as sequence:
-            [logits] = model.forward([Run(sequence, read, len(answer))])
-            same = logits.rows.argmax(axis=1) == answer
-        agreed += int(same.sum())
-        identical += bool(same.all())
+    for chosen, answer in zip(choices(other, asked, answers), answers, strict=True):
+        same = [*map(eq, chosen, answer)]
+        agreed += sum(same)
+        identical += all(same)
     figures = {"prompts": len(answers), "tokens": tokens, "agreed": agreed, "identical": identical}
     return figures | {"agreement": agreed / tokens}
+
+
+def choices(
+    loaded: LoadedPair, prompts: Iterable[Sequence[int]], answers: Iterable[Sequence[int]]
+) -> Iterator[list[int]]:
+    """The target's choice at each token of these answers to `prompts`, in exact numerics."""
+    core = ov.Core()
+    properties, *_ = numerics.candidates(loaded.target, "CPU", "auto", True, core)
+    model = open_model(loaded.target, ModelSettings(properties=properties), core)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with model.new_sequence() as sequence:
+            [logits] = model.forward([Run(sequence, [*prompt, *answer[:-1]], len(answer))])
+            yield logits.rows.argmax(axis=1).tolist()
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)

@@ -20,7 +20,6 @@ from typing import Annotated, Any, NamedTuple
 
 import click
 import gguf
-import openvino as ov
 import torch
 from pydantic.dataclasses import dataclass
 from torch.nn.functional import linear
@@ -32,13 +31,12 @@ from specdemo.commands.shared import json_option, load_pair, options_of, write_r
 from specdemo.convert import gguf_file, model_files
 from specdemo.convert.weights import BLOCK, FOURS
 from specdemo.engine.backends import numerics
-from specdemo.engine.backends.paged import open_model
-from specdemo.engine.forwards import ModelSettings, Run
 from specdemo.errors import BadInput
 from specdemo.options import CONFIG, SPLIT, option
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import NO_DRAFT, ModelChoice
 from specdemo.runs.settings import Settings
+from tools.agreement import choices
 
 TOKENS = 20  # of an answer
 TOGETHER = 32  # answers that are computed at once
@@ -366,19 +364,6 @@ def simulated(
         yield way, differences
 
 
-def of_kernels(
-    loaded: LoadedPair, prompts: Iterable[list[int]], answers: Iterable[list[int]]
-) -> Iterator[Difference]:
-    """What this engine's exact numerics change in each answer."""
-    core = ov.Core()
-    properties, *_ = numerics.candidates(loaded.target, "CPU", "auto", True, core)
-    model = open_model(loaded.target, ModelSettings(properties=properties), core)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        with model.new_sequence() as sequence:
-            [logits] = model.forward([Run(sequence, [*prompt, *answer[:-1]], len(answer))])
-            yield _difference(logits.rows.argmax(1).tolist(), answer)
-
-
 def of_peer(
     name: str, loaded: LoadedPair, texts: Iterable[str], answers: Iterable[list[int]]
 ) -> Iterator[Difference]:
@@ -434,7 +419,8 @@ def command(options: RoundingOptions, json_file: str | None, choice: ModelChoice
         left = rows.missing(texts, way)
         expected = [answers[text] for text in left]
         if way == KERNELS:
-            differences = of_kernels(loaded, [prompts[text] for text in left], expected)
+            tokens = choices(loaded, [prompts[text] for text in left], expected)
+            differences: Iterator[Difference] = map(_difference, tokens, expected)
         else:
             differences = of_peer(way, loaded, left, expected)
         for text, difference in zip(left, differences, strict=True):
