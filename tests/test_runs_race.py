@@ -254,7 +254,7 @@ def test_a_repeated_race_is_sent_once_as_streamed_and_once_with_repeats(toy, mon
     assert done["verdict"]["qualifier"].startswith("in this race") == stopped
     notes = [one["note"].rpartition(": ")[2] for one in sent if one["phase"] == "again"]
     told = ("1 race, 1", "2 races, 1", "3 races, 2")[: 1 if stopped else 3]
-    assert notes[:3] == [f"{raced} that count (at least 6 decide)" for raced in told]
+    assert notes[:3] == [f"{raced} counted (at least 6 decide)" for raced in told]
     assert done["trace"]["summary"]["speedup"] == pytest.approx(0.05 / 0.033)
 
 

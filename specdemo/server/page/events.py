@@ -28,7 +28,7 @@ from specdemo.server.page import MAX_EVENTS, race_charts, wording
 from specdemo.server.page.model_menu import ModelMenu, models_of, settings_of
 from specdemo.server.page.service import LimitedSession, Service, visitor_of
 
-REPEATING = "Repeating in the background: {}, {} that count (at least {} decide)"
+REPEATING = "Repeating in the background: {}, {} counted (at least {} decide)"
 REPEAT_SECONDS = 10.0  # of repeats in the background, at most
 DRAWING_SECONDS = 0.5  # before the first repeat: the browser here may draw the race
 
