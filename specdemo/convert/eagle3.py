@@ -180,15 +180,11 @@ def eagle_layers(folder: Path, name: str, target: Path, target_name: str) -> tup
     return layers
 
 
-def eagle_shape(folder: Path) -> EagleShape:
-    """The shape of the head in `folder`, without tokens. Raises BadInput, which names what cannot
-    be run."""
+def eagle_shape(folder: Path, data: dict[str, Any] | None = None) -> EagleShape:
+    """The shape of a head with the configuration `data` (None: that in `folder`), without tokens.
+    Raises BadInput, which names what cannot be run."""
     path = folder / "config.json"
-    return shape_of_head(configuration.read_json(path), path)
-
-
-def shape_of_head(data: dict[str, Any], path: Path) -> EagleShape:
-    """As `eagle_shape`, of the configuration `data`, which is from `path`."""
+    data = configuration.read_json(path) if data is None else data
     config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
     layer = config.transformer_layer_config or data
     EagleLayer.of(layer, path)
@@ -220,7 +216,7 @@ def read_prediction_layer(
 ) -> tuple[EagleShape, dict[str, Tensor]]:
     """As `read_eagle_head`, of the prediction layer of a checkpoint, with the `config` of
     `prediction_config`."""
-    shape = shape_of_head(config, source / "config.json")
+    shape = eagle_shape(source, config)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
     tensors, matrices = {}, {}
     for key, tensor in checkpoints.tensors_of(source).items():
