@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -28,7 +27,7 @@ from specdemo.errors import (
     SpecdemoError,
     install,
 )
-from specdemo.machine.disk import file_size, link, require_space
+from specdemo.machine.disk import file_size, link, replacing, require_space
 from specdemo.machine.hardware import memory_bytes
 from specdemo.machine.terminal import Progress, Report, silent
 
@@ -59,10 +58,10 @@ def export(
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
     int4 if that takes more than half of this machine's memory, but 4-bit weights of a GGUF file's
-    layers as they are. With `prediction` ("after" or "before")
-    the IR is a draft head: the checkpoint's own prediction layer (`eagle3.prediction_config`).
-    Raises BadInput if `source` has no model that can be exported or `out` exists, MissingPackage,
-    FetchError if the export fails."""
+    layers as they are. With `prediction` ("after" or "before") the IR is a draft head: the
+    checkpoint's own prediction layer (`eagle3.prediction_config`). Raises BadInput if `source` has
+    no model that can be exported or `out` exists, MissingPackage, FetchError if the export
+    fails."""
     from specdemo.convert import decoder, eagle3, gguf_file, gguf_tokenizer
     from specdemo.convert.weights import FileWeights
 
@@ -85,8 +84,7 @@ def export(
     stay = "; 4-bit layers stay" if file and blocks else ""
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format}{stay})"))
     try:
-        with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
-            made = Path(scratch) / "ir"
+        with replacing(out) as made:
             if file:
                 made.mkdir()
                 gguf_tokenizer.write_tokenizer(file, made)
@@ -103,7 +101,6 @@ def export(
                 (made / "config.json").write_text(json.dumps(config), encoding="utf-8")
             if model_files.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
-            os.replace(made, out)
     except SpecdemoError:
         raise
     except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
@@ -144,7 +141,7 @@ def _decoder(
 
 
 def _run_optimum(source: Path, out: Path, weight_format: str, name: str) -> None:
-    readable = without_marks(source, out.parent / "source")
+    readable = without_marks(source, out.with_name(f"{out.name}-source"))
     arguments = optimum_arguments(readable, out, weight_format)
     if why := run_module("optimum.commands.optimum_cli", arguments, out.parent):
         why = _other_versions(why, name) or why

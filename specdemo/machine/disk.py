@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a path of the same suffix, which replaces `path` in one step after the block: readers
     find the old or the new content, also after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=path.parent) as scratch:
         partial = Path(scratch, path.name)
         yield partial
         partial.replace(path)
