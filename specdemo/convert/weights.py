@@ -99,22 +99,16 @@ class Tensor:
         order = np.arange(first, end) if self.order is None else self.order[first:end]
         low, high = int(order.min()), int(order.max()) + 1
         width = math.prod(self.shape[1:])
-        begins, size = [self.begin + low * self._size(width)], (high - low) * self._size(width)
-        if self.swapped:  # a part of each of the file's rows
-            step = self._size(self.swapped)
-            begins = [self.begin + low * self._size(1) + row * step for row in range(width)]
-            size = (high - low) * self._size(1)
+        step, unit = self._size(self.swapped), self._size(1 if self.swapped else width)
+        size, parts = (high - low) * unit, []
         with open(self.path, "rb", buffering=0) as file:
-            parts = []
-            for begin in begins:
-                file.seek(begin)
+            for row in range(width if self.swapped else 1):  # a part of each of the file's rows
+                file.seek(self.begin + low * unit + row * step)
                 parts.append(file.read(size))
         raw = b"".join(parts)
-        if len(raw) != size * len(begins):
+        if len(raw) != size * len(parts):
             raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
-        stored = np.frombuffer(raw, np.uint8).reshape(
-            -1, size if self.swapped else self._size(width)
-        )
+        stored = np.frombuffer(raw, np.uint8).reshape(-1, size if self.swapped else unit)
         if self.order is not None and not self.swapped:
             stored = stored[order - low]
         return stored, order - low
