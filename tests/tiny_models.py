@@ -6,7 +6,6 @@ A draft is its target with noise added, so that it is right often but not always
 optimum-intel takes longer than exporting, and the tests' own process need not do it.
 """
 
-import gc
 import hashlib
 import json
 import os
@@ -240,7 +239,6 @@ def _save_pair(
 
 
 if __name__ == "__main__":
-    gc.disable()  # it would look through all that torch and optimum-intel define
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     sys.path.insert(0, str(Path(__file__).parent.parent))
     write_models(Path(sys.argv[1]))
