@@ -131,7 +131,9 @@ class RoundPlan:
         for count in range(drafted + 1, self.limit + 1):
             survival *= acceptance
             worth += survival * self.pace - step
-            best = max(best, worth - self.rows[count + 1] + here)
+            gain = worth - self.rows[count + 1] + here
+            if gain > best:
+                best = gain
             if survival < MIN_SURVIVAL:
                 break
         return best

@@ -72,12 +72,11 @@ class LookupDrafter(TokenDrafter):
         for position in range(self._length, len(text)):
             token = text[position]
             for n in range(1, min(position, ORDERS) + 1):
+                counts = {token: 1.0}
                 context = tuple(text[position - n : position])
-                known = self._after.get(context, {})
-                counts = {
-                    other: count * RECENCY for other, count in known.items() if count > FORGOTTEN
-                }
-                counts[token] = known.get(token, 0.0) * RECENCY + 1.0
+                if known := self._after.get(context):
+                    counts = {t: count * RECENCY for t, count in known.items() if count > FORGOTTEN}
+                    counts[token] = known.get(token, 0.0) * RECENCY + 1.0
                 self._after[context] = counts
         self._length = len(text)
 
