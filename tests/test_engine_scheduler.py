@@ -13,7 +13,17 @@ import pytest
 from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import HASHED_VOCABULARY, Language, ToyModel, alone, answer_ids, blocks_for, drive, request
+from toy import (
+    BLOCK,
+    HASHED_VOCABULARY,
+    Language,
+    ToyModel,
+    alone,
+    answer_ids,
+    blocks_for,
+    drive,
+    request,
+)
 
 from specdemo.engine.decode import Limits, prefill
 from specdemo.engine.drafts.lookup import LOOKUPS
@@ -265,6 +275,18 @@ def test_requests_are_admitted_only_as_far_as_their_worst_cases_fit_the_cache(sc
     handles = [submit(scheduler, shared, (1, 2, at), 12, blocks=blocks) for at in range(1, 8)]
     assert collect(handles) == [alone(0, (1, 2, at), 12) for at in range(1, 8)]
     assert max(map(len, shared["target"].batches)) == 2, "two worst cases fit"
+
+
+def test_kept_texts_make_room_for_an_admitted_request(scheduler):
+    shared = models(limit=5)
+    cache = PrefixCache(shared["target"])
+    kept = cache.model.new_sequence()
+    kept.tokens = [9] * (5 * BLOCK)
+    kept.reserve(len(kept.tokens))
+    cache.keep(kept)
+    assert len(cache.blocks()) == 5
+    collect([submit(scheduler, shared, (1, 2, 3), 12, blocks={cache: 5})])
+    assert not cache.blocks()
 
 
 @one_at_a_time
