@@ -19,7 +19,7 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.server import ray
 from specdemo.server.backend import NotReady, Piece
-from specdemo.server.host import Host, State
+from specdemo.server.host import Host, Load
 from specdemo.server.schema import CompletionRequest
 from specdemo.server.server_options import ServeOptions
 from specdemo.server.web_server import bound_socket
@@ -153,7 +153,8 @@ def test_a_replica_whose_model_cannot_be_loaded_again_is_replaced():
     check = ray.EngineReplica.func_or_class.check_health
 
     def health(kind: str) -> None:
-        state = State(ModelChoice("embedded"), "The model could not be loaded.", kind=kind)
+        state = Load(ModelChoice("embedded"))
+        state.line, state.kind = "The model could not be loaded.", kind
         asyncio.run(check(SimpleNamespace(_backend=SimpleNamespace(state=state))))
 
     for kind in ("loading", "ready"):

@@ -4,10 +4,11 @@ import importlib.util
 import os
 import sys
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 from specdemo.commands.shared import chosen_pair, options_of, sectioned
-from specdemo.errors import BadInput, MissingPackage, RequestFailed, install
+from specdemo.errors import BadInput, MissingPackage, install
 from specdemo.server.backend import LocalBackend
 from specdemo.server.metrics import announce, log_requests
 from specdemo.server.openai_api import openai_application
@@ -44,19 +45,17 @@ def serve_locally(options: ServeOptions) -> None:
     app = openai_application(backend, options, key_from_environment())
     server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
 
-    failures: list[RequestFailed] = []
+    failures: list[BaseException] = []
 
-    def load() -> None:
-        try:
-            backend.load(options).result()
+    def loaded(load: Future[None]) -> None:
+        if not (error := load.exception()):
             announce(f"Ready: {url}/v1")
-        except RequestFailed as error:
-            if not server.should_exit:
-                failures.append(error)
-                server.should_exit = True
+        elif not server.should_exit:
+            failures.append(error)
+            server.should_exit = True
 
     announce(f"Listening at {url}; loading the model.")
-    threading.Thread(target=load, daemon=True).start()
+    backend.load(options).add_done_callback(loaded)
     server.run([listening])
     if failures:
         raise failures[0]

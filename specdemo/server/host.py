@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdemo.engine.scheduler import Activity
@@ -24,24 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The state of a pair, and a sentence about it. A pair whose files were damaged has failed; its
-    `session` is closed when another pair replaces it."""
-
-    pair: ModelChoice
-    line: str = "Getting the models ready"
-    session: Session | None = None
-    kind: Literal["loading", "ready", "failed"] = "loading"
-
-
 class Load(Future[None]):
-    """A pair that is loaded for all who wait for it; `waiting` is their number. It fails with a
-    RequestFailed that says why."""
+    """A pair that is loaded, or was. It fails with a RequestFailed that says why, and later if its
+    files are damaged; its session is closed when another pair replaces it."""
 
     def __init__(self, pair: ModelChoice):
         super().__init__()
-        self.pair, self.waiting = pair, 0
+        self.pair = pair
+        self.waiting = 0  # how many wait for it
+        self.session: Session | None = None
+        self.line = "Getting the models ready"  # a sentence about it
+        self.kind: Literal["loading", "ready", "failed"] = "loading"
 
 
 class Host:
@@ -58,10 +51,9 @@ class Host:
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
-        self._last: Load | None = None
         self._users: Counter[Session | None] = Counter()
-        self._in_memory: State | None = None
-        self.state = State(pair)
+        self._in_memory: Load | None = None
+        self.state = Load(pair)
         self.closed = False
         self.counters = Metrics()
 
@@ -82,40 +74,36 @@ class Host:
         with self._changed:
             if self.closed:
                 raise RequestFailed(self.state.line)
-            load = self._last
-            if self.ready(pair):
-                load = Load(pair)
-                load.set_result(None)
-            elif load is None or load.done() or load.pair != pair:
+            load = self.ready(pair) or self.state
+            if not (load.kind == "ready" or load.running()) or load.pair != pair:
                 load = self._begin(pair)
             load.waiting += 1
             return load
 
     def _begin(self, pair: ModelChoice) -> Load:
-        """The caller of this and of the other transitions holds the lock."""
+        """The caller of this and of `_fail` holds the lock."""
         self._fail("Another pair was chosen meanwhile; ask again.")
-        self._last = load = Load(pair)
-        self._become(State(pair))
+        self.state = load = Load(pair)
+        load.set_running_or_notify_cancel()
         threading.Thread(target=self._work, args=[load], name="load", daemon=True).start()
         return load
 
-    def _become(self, state: State) -> None:
-        self.state = state
-        self._changed.notify_all()
-
     def _fail(self, line: str) -> None:
         """End the load, if there is one. A ready pair in memory goes on to answer."""
-        if (load := self._last) and not load.done():
+        if not (load := self.state).done():
+            load.line, load.kind = line, "failed"
             load.set_exception(RequestFailed(line))
-            failed = State(load.pair, line, kind="failed")
-            self._become(ready if (ready := self._in_memory) and ready.kind == "ready" else failed)
+            if self._in_memory and self._in_memory.kind == "ready":
+                self.state = self._in_memory
+            self._changed.notify_all()
 
     def _work(self, load: Load) -> None:
         def report(progress: Progress) -> None:
             with self._changed:
                 if load.done():
                     raise RequestFailed("Nobody waits for this pair any more.")
-                self._become(State(load.pair, progress.line))
+                load.line = progress.line
+                self._changed.notify_all()
 
         try:
             if not self._fetch(load.pair, report):
@@ -127,36 +115,38 @@ class Host:
                 if not load.done():
                     self._fail(line)
         else:
-            self._replace(State(load.pair, self.ready_line(session), session, "ready"), load)
+            self._replace(session, load)
 
-    def _replace(self, ready: State | None, load: Load) -> None:
+    def _replace(self, session: Session | None, load: Load) -> None:
         """Ready, unless the load was given up; None only frees memory. The session that is not
         needed any more is closed once no request uses it."""
         with self._changed:
-            unused = ready
+            unused = session
             if not load.done():
-                unused, self._in_memory = self._in_memory, ready
-                self._become(ready or self.state)
-                if ready:
+                unused = self._in_memory.session if self._in_memory else None
+                self._in_memory = load if session else None
+                if session:
+                    load.session, load.line = session, self.ready_line(session)
+                    load.kind = "ready"  # last: it is read without the lock
                     load.set_result(None)
-            session = unused.session if unused else None
-            self._changed.wait_for(lambda: not self._users[session])
-        if session:
-            session.close()
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._users[unused])
+        if unused:
+            unused.close()
 
     def close(self) -> None:
         """Cancel the running answers, which end within a round, and release the models."""
         with self._changed:
             self.closed = True
             session, self._in_memory = self.answering.session, None
-            line = "The server was stopped."
-            self._fail(line)  # a pair that is being loaded is given up
-            self._become(State(self.state.pair, line, kind="failed"))
+            self._fail("The server was stopped.")  # a pair that is being loaded is given up
+            self.state.line, self.state.kind = "The server was stopped.", "failed"
+            self._changed.notify_all()
         if session:
             session.close()
 
     @property
-    def answering(self) -> State:
+    def answering(self) -> Load:
         """The state of the pair in memory, else of the one that is loaded."""
         return self._in_memory or self.state
 
@@ -165,32 +155,32 @@ class Host:
         session = self.answering.session
         return session.activity if session else Activity()
 
-    def ready(self, pair: ModelChoice) -> State | None:
+    def ready(self, pair: ModelChoice) -> Load | None:
         """The state of `pair` if it answers."""
-        state = self._in_memory
-        return state if state and state.kind == "ready" and state.pair == pair else None
+        load = self._in_memory
+        return load if load and load.kind == "ready" and load.pair == pair else None
 
-    def states(self, pair: ModelChoice, stop: threading.Event) -> Iterator[State]:
-        """Yields the states of `pair` until it is loaded. Raises RequestFailed if that fails,
+    def states(self, pair: ModelChoice, stop: threading.Event) -> Iterator[Load]:
+        """Yields `pair` with each new line until it is loaded. Raises RequestFailed if that fails,
         another pair is chosen or `stop` is set before. The last who closes the iterator early gives
         up the load if another pair is here."""
-        load, seen = self.load(pair), None
+        load, seen = self.load(pair), ""
         try:
             while not load.done():
                 if stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
-                if (state := self.state) != seen:
-                    seen = state
-                    yield state
+                if (line := load.line) != seen:
+                    seen = line
+                    yield load
                 with self._changed:
-                    if self.state == state:
+                    if load.line == line:
                         self._changed.wait(timeout=0.25)
             load.result()
         finally:
             with self._changed:
                 load.waiting -= 1
                 replaceable = self._in_memory and self._in_memory.kind == "ready"
-                if replaceable and not load.waiting and load is self._last:
+                if replaceable and not load.waiting and load is self.state:
                     self._fail("Nobody waits for this pair any more.")
 
     @contextmanager
@@ -208,8 +198,8 @@ class Host:
         except DamagedModel as error:
             log.warning(f"The models are loaded again: {error}")
             with self._changed:
-                if self._in_memory is ready:
-                    self._in_memory = State(pair, str(error), session, "failed")
+                if self.ready(pair) is ready:
+                    ready.line, ready.kind = str(error), "failed"
                     self._begin(pair)
             raise
         finally:

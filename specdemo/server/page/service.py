@@ -147,11 +147,11 @@ class Service(Host):
 
     def status_lines(self) -> Iterator[str]:
         """Yields the line about the pair, as HTML, until it is ready or has failed."""
-        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
-        while shown is None or shown.kind == "loading":
-            if shown != self.state:
-                shown = self.state
-                yield html.escape(words[shown.kind] + shown.line)
+        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, ""
+        while not shown or shown.startswith(words["loading"]):
+            if (line := words[self.state.kind] + self.state.line) != shown:
+                shown = line
+                yield html.escape(line)
             sleep(0.2)
 
     @contextmanager
