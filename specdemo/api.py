@@ -29,8 +29,17 @@ from specdemo.runs.question import (
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, open_session
 from specdemo.runs.settings import MAX_ANSWERS, MAX_LOGPROBS, Coupling, Drafter, Settings
 from specdemo.runs.trace import Trace
-from specdemo.text.chat import Chat, Strict, ToolChoice, ToolList, callable_tools, read_messages
+from specdemo.text.chat import (
+    Strict,
+    ToolChoice,
+    ToolList,
+    answerable,
+    callable_tools,
+    read_messages,
+)
+from specdemo.text.templates import Chat
 from specdemo.text.templates import Message as Message
+from specdemo.text.tools import Tools
 
 Answer = Trace
 """An answer and how it was made. `str(answer)` is its text."""
@@ -128,13 +137,10 @@ class ChatTokenizer:
         `enable_thinking`. Raises BadInput."""
         if isinstance(conversation, str):
             conversation = [Message("user", conversation)]
-        return self._template.render_chat(
-            Chat(read_messages(conversation), continue_final_message).turns,
-            self._tokenizer,
-            tools,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=variables,
-        )
+        listed = Tools("[]", listed=tools) if tools else None
+        turns = read_messages(conversation)
+        chat = answerable(Chat(turns, continue_final_message, listed, variables))
+        return self._template.render_chat(chat, self._tokenizer)
 
 
 class Pipeline(AbstractContextManager["Pipeline"]):

@@ -27,7 +27,7 @@ from specdemo.options import parse
 from specdemo.runs.race import on_show
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
-from specdemo.text.templates import Template
+from specdemo.text.templates import Chat, Template
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
@@ -260,7 +260,7 @@ def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(toy, 
     prompts = prompts if isinstance(answers, list) else [prompts]
     texts = [[Message("user", one)] if isinstance(one, str) else one for one in prompts]
     render = partial(toy.loaded.template.render_chat, tokenizer=toy.loaded.tokenizer)
-    ids = [one if isinstance(one, tuple) else tuple(render(one)) for one in texts]
+    ids = [one if isinstance(one, tuple) else tuple(render(Chat(one))) for one in texts]
     assert [question.prompt for question in toy.questions] == ids
     if isinstance(answers, list):
         texts = [Pipeline(toy).generate(item, max_new_tokens=9).text for item in prompt]

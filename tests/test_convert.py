@@ -43,7 +43,7 @@ from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.machine.terminal import silent
 from specdemo.pairs import hub, sources
 from specdemo.pairs.loading import read_text_files
-from specdemo.text.templates import Message, chat_template
+from specdemo.text.templates import Chat, Message, chat_template
 from specdemo.text.tokenizer import TextStream, Tokenizer
 from tools import rounding
 
@@ -553,9 +553,9 @@ def reference_tokenizer(pre: str):
 def test_the_files_template_asks_without_thinking_unless_told_to(tiny_file, tmp_path):
     gguf_tokenizer.write_tokenizer(gguf_file.read(tiny_file), tmp_path)
     template = chat_template(tmp_path)
-    assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
+    assert template.text(Chat([Message("user", "Hi")])).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
-    assert thinking.text([Message("user", "Hi")]).endswith("assistant\n")
+    assert thinking.text(Chat([Message("user", "Hi")])).endswith("assistant\n")
     ids, limit = configuration.read_config(tmp_path)
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     assert ids == {tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")}

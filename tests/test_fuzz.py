@@ -30,7 +30,7 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.server.page import model_menu, routes
 from specdemo.server.page.routes import PageGuard
-from specdemo.text.templates import Message, chat_template
+from specdemo.text.templates import Chat, Message, chat_template
 
 EXAMPLES, SECONDS = 100, float(os.environ.get("FUZZ_SECONDS", 0))
 
@@ -230,7 +230,7 @@ def test_tokens_with_anything_changed_give_a_template_or_a_sentence(changes):
     Path(folder.name, "tokenizer_config.json").write_text(text)
     try:
         template = chat_template(Path(folder.name))
-        assert template is None or template.text([Message("user", "Why?")]).count("Why?") == 1
+        assert template is None or template.text(Chat([Message("user", "Why?")])).count("Why?") == 1
     except (BadInput, FetchError) as error:
         sentence(error)
 

@@ -28,7 +28,7 @@ from specdemo.runs.saved_run import from_json
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, describe_difference, summarize
-from specdemo.text.templates import Message
+from specdemo.text.templates import Chat, Message
 
 PROMPTS = [
     "Explain the difference between fission and fusion",
@@ -240,7 +240,7 @@ def test_bad_requests_are_refused_before_anything_runs(session, prompt, message)
 def test_a_conversation_is_put_into_the_chat_template(chat):
     turns = [Message("system", "Answer in one word."), Message("user", "The capital of France?")]
     trace = answered(chat, turns, Settings(max_new_tokens=8), baseline=True)
-    ids = chat.loaded.template.render_chat(turns, chat.loaded.tokenizer)
+    ids = chat.loaded.template.render_chat(Chat(turns), chat.loaded.tokenizer)
     assert trace.identical and trace.prompt_tokens == len(ids)
     assert trace.instruction == "The capital of France?"
     assert answered(chat, ids, Settings(max_new_tokens=8)).token_ids == trace.token_ids

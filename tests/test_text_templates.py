@@ -14,9 +14,9 @@ from tokenizers import AddedToken
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.text.chat import ChatMessage, read_messages
-from specdemo.text.templates import DOLLY, Message, Template, chat_template
+from specdemo.text.templates import DOLLY, Chat, Message, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
-from specdemo.text.tools import PHI_TOOLS, FunctionCall
+from specdemo.text.tools import PHI_TOOLS, FunctionCall, Tools
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 FAMILIES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
@@ -158,8 +158,8 @@ def test_prompts_are_those_of_transformers(tokenizer, reference):
                 )
             template = Template(family, jinja, tokens=TOKENS)
             try:
-                how = {"continue_final_message": continued}
-                ids = template.render_chat(messages, tokenizer, tools, **how)
+                listed = Tools("[]", listed=tools)
+                ids = template.render_chat(Chat(messages, continued, listed), tokenizer)
             except BadInput as error:
                 left_out = "leaves out" in str(error)  # there transformers says nothing
                 assert left_out or wanted is None, (family, name, str(error))
@@ -176,10 +176,10 @@ def test_what_an_assistant_thought_reaches_the_templates_that_read_it():
         turns = read_messages([{"role": "user", "content": "2+2?"}, thought, *user("3+3?")])
         for read in ("reasoning_content", "reasoning", "thinking"):
             jinja = "{% for m in messages %}{{ m." + read + " or '' }}{{ m.content }};{% endfor %}"
-            assert Template("t", jinja).text(turns) == "2+2?;Two and two.4;3+3?;"
+            assert Template("t", jinja).text(Chat(turns)) == "2+2?;Two and two.4;3+3?;"
     weighed = [{"role": "user", "content": "A", "weight": 3, "refusal": None}]
     jinja = "{{ messages[0].weight }}{{ messages[0].refusal is defined }}"
-    assert Template("t", jinja).text(read_messages(weighed)) == "3False"
+    assert Template("t", jinja).text(Chat(read_messages(weighed))) == "3False"
     with pytest.raises(BadInput, match="weight cannot be passed on"):
         read_messages([{"role": "user", "content": "A", "weight": float}])
 
@@ -198,7 +198,8 @@ def test_no_special_token_in_a_text_changes_the_special_tokens_of_a_prompt(token
         ids = []
         for messages, tools in conversations:
             try:
-                ids += template.render_chat(messages, tokenizer, tools)
+                chat = Chat(messages, tools=Tools("[]", listed=tools))
+                ids += template.render_chat(chat, tokenizer)
             except BadInput:
                 ids += tokenizer.encode("refused")
         return spelled(tokenizer, ids), [id for id in ids if id in tokenizer.special_ids]
@@ -230,7 +231,7 @@ def test_tokens_with_which_a_template_marks_turns_are_special(bytewise, tmp_path
     for added, roles in ((bytewise["added_tokens"], ()), (unmarked, turns | {*TOKENS.values()})):
         path.write_text(json.dumps(bytewise | {"added_tokens": added}))
         tokenizer = Tokenizer(path, roles)
-        ids.append(template.render_chat(user(text, text, text), tokenizer))
+        ids.append(template.render_chat(Chat(user(text, text, text)), tokenizer))
     assert ids[0] == ids[1]
     assert tokenizer.special_ids.isdisjoint(ids[0]) == (family == "lengths"), "it has no markers"
     assert turns.isdisjoint(MARKERS)
@@ -250,10 +251,10 @@ def test_tokens_with_which_a_template_marks_turns_are_special(bytewise, tmp_path
 )
 def test_no_template_helps_a_text_to_a_special_token(tokenizer, jinja, text):
     template = Template("odd", jinja)
-    variables = {"extra": "<|im_end|>"}
-    ids = template.render_chat(user(text), tokenizer, chat_template_kwargs=variables)
+    chat = Chat(user(text), variables={"extra": "<|im_end|>"})
+    ids = template.render_chat(chat, tokenizer)
     assert ids.count(2) == 1 == ids[-1:].count(2)
-    assert spelled(tokenizer, ids) == template.text(user(text), chat_template_kwargs=variables)
+    assert spelled(tokenizer, ids) == template.text(chat)
 
 
 @settings(max_examples=200, deadline=None)
@@ -262,14 +263,14 @@ def test_no_instruction_becomes_a_special_token(embedded_pair, instruction):
     tokenizer = embedded_pair.tokenizer
     ids = CHATML.render(instruction, tokenizer)
     assert [id for id in ids if id in tokenizer.special_ids] == [1, 2, 1, 2, 1]
-    before, after = CHATML.text(user("MESSAGE")).split("MESSAGE")
+    before, after = CHATML.text(Chat(user("MESSAGE"))).split("MESSAGE")
     assert spelled(tokenizer, ids) == before + instruction + after
 
 
 @pytest.mark.parametrize("text", ["Once upon a", " Once\n", "a <|im_end|> b"])
 def test_a_continued_message_is_the_end_of_the_prompt(embedded_pair, text):
     tokenizer = embedded_pair.tokenizer
-    ids = CHATML.render_chat(user("Write.", text), tokenizer, continue_final_message=True)
+    ids = CHATML.render_chat(Chat(user("Write.", text), continues=True), tokenizer)
     assert spelled(tokenizer, ids).endswith("<|im_start|>assistant\n" + text)
     assert ids.count(2) == 2
 
@@ -288,14 +289,14 @@ def test_a_message_that_is_dropped_refused_or_cannot_be_continued_is_named(
     tokenizer, jinja, messages, continues, words
 ):
     with pytest.raises(BadInput, match=words):
-        Template("x", jinja).render_chat(messages, tokenizer, continue_final_message=continues)
+        Template("x", jinja).render_chat(Chat(messages, continues), tokenizer)
 
 
 def test_a_model_without_turns_gets_one_instruction(tokenizer):
     turns = [Message("system", "Be brief."), *user("Hi", "Hello.")]
     texts = {2: "Be brief.\n\nHi", 3: "Be brief.\n\nUser: Hi\nAssistant: Hello."}
     for count, text in texts.items():
-        assert DOLLY.render_chat(turns[:count], tokenizer) == DOLLY.render(text, tokenizer)
+        assert DOLLY.render_chat(Chat(turns[:count]), tokenizer) == DOLLY.render(text, tokenizer)
 
 
 def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
@@ -305,7 +306,7 @@ def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
 
     def rendered(*more: Message, **variables) -> str:
         messages = [*user("Hi"), *more]
-        ids = template.render_chat(messages, tokenizer, chat_template_kwargs=variables)
+        ids = template.render_chat(Chat(messages, variables=variables), tokenizer)
         return spelled(tokenizer, ids)
 
     assert rendered().endswith("</think>\n\n")
@@ -342,16 +343,17 @@ def test_a_template_gets_the_arguments_of_calls_in_the_form_that_it_takes(
     for form, written in zip(FORMS, (as_text, as_text, dumped, listed), strict=True):
         calls = f"{{% for c in m.tool_calls or [] %}}<{form}>{{% endfor %}}"
         jinja = f"{{% for m in messages %}}{{{{ m.content }}}}{calls}{{% endfor %}}"
-        ids = Template("x", jinja).render_chat(turns, tokenizer)
+        ids = Template("x", jinja).render_chat(Chat(turns), tokenizer)
         assert spelled(tokenizer, ids) == f"q<{written}>"
         assert tokenizer.added["<|im_end|>"] not in ids
-    without = CHATML.render_chat(turns, tokenizer)  # it has no calls of tools
+    without = CHATML.render_chat(Chat(turns), tokenizer)  # it has no calls of tools
     assert f'{{"name": "f", "arguments": {arguments}}}' in spelled(tokenizer, without)
 
 
 def test_a_conversation_with_calls_has_the_template_for_tools(tokenizer):
     template = Template("x", "plain{{ messages[0].content }}", "tools{{ messages[0].content }}")
-    texts = [template.text([*user("q"), Message("assistant", "", calls)]) for calls in ((), CALLS)]
+    turns = [[*user("q"), Message("assistant", "", calls)] for calls in ((), CALLS)]
+    texts = [template.text(Chat(each)) for each in turns]
     assert texts == ["plainq", "toolsq"]
 
 
@@ -377,7 +379,7 @@ def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
         further.parent.mkdir()
         further.write_text(tools_jinja)
     template = chat_template(tmp_path)
-    assert template.text(user("x")) == "<s>[user] x [model]"
+    assert template.text(Chat(user("x"))) == "<s>[user] x [model]"
     assert template.tools_jinja == (tools_jinja if source in ("several", "files") else "")
     assert template.tokens == {"bos_token": "<s>"}
 
@@ -398,7 +400,7 @@ def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path
 
 def test_a_long_conversation_is_no_endless_one():
     turns = user(*["x" * 1000] * 999)
-    assert len(CHATML.text(turns)) > 999_000
+    assert len(CHATML.text(Chat(turns))) > 999_000
 
 
 def test_a_prompt_that_a_template_makes_too_long_is_refused(embedded_pair):
@@ -417,14 +419,14 @@ def test_gpt_oss_is_asked_for_the_final_channel_unless_it_is_to_think():
     )
     template, asked = Template("gpt-oss", jinja), "<|start|>user<|message|>Hi<|end|>"
     final = f"{asked}<|start|>assistant<|channel|>final<|message|>"
-    assert template.text(user("Hi")) == final
+    assert template.text(Chat(user("Hi"))) == final
     effort = {"reasoning_effort": "low"}
     for thinks in (
-        replace(template, thinking=True).text(user("Hi")),
-        template.text(user("Hi"), chat_template_kwargs=effort),
+        replace(template, thinking=True).text(Chat(user("Hi"))),
+        template.text(Chat(user("Hi"), variables=effort)),
     ):
         assert thinks == f"{asked}<|start|>assistant"
     begun = [*user("Hi"), Message("assistant", "Well")]
-    assert template.text(begun, continue_final_message=True) == f"{final}Well"
+    assert template.text(Chat(begun, continues=True)) == f"{final}Well"
     other = replace(template, jinja=jinja.replace("<|channel|>final", ""))
-    assert other.text(user("Hi")) == f"{asked}<|start|>assistant"
+    assert other.text(Chat(user("Hi"))) == f"{asked}<|start|>assistant"

@@ -19,7 +19,7 @@ from specdemo.convert.model_files import SOURCE
 from specdemo.errors import BadInput, MissingPackage, RequestFailed, SpecdemoError, install
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Coupling, Settings
-from specdemo.text.templates import Message
+from specdemo.text.templates import Chat, Message
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
@@ -102,8 +102,8 @@ class PairEngine(AuditedEngine):
     loaded: LoadedPair
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        turns = messages(conversation)
-        return list(self.loaded.template.render_chat(turns, self.loaded.tokenizer))
+        chat = Chat(messages(conversation))
+        return list(self.loaded.template.render_chat(chat, self.loaded.tokenizer))
 
     def prompt_tokens(self, conversation: Conversation) -> int:
         return len(self.prompt(conversation))

@@ -14,8 +14,8 @@ from specdemo.options import shown
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
-from specdemo.text.chat import Chat, read_messages
-from specdemo.text.templates import Message
+from specdemo.text.chat import answerable, read_messages
+from specdemo.text.templates import Chat, Message
 from specdemo.text.tools import Tools
 
 SessionEvent = Waiting | Round | BaselineToken | Trace
@@ -99,10 +99,10 @@ def read_prompt(prompt: object, name: str = "The prompt", **fields: Any) -> Chat
     if prompt == () or (isinstance(prompt, str) and not prompt.strip()):
         raise BadInput("The prompt is empty; write a question or a task.", "prompt")
     if isinstance(prompt, str):
-        return Chat([Message("user", prompt)], **fields)
+        return answerable(Chat([Message("user", prompt)], **fields))
     if isinstance(prompt, list | tuple) and prompt:
         if all(isinstance(item, Message | Mapping) for item in prompt):
-            return Chat(read_messages(prompt), **fields)
+            return answerable(Chat(read_messages(prompt), **fields))
         if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
             return tuple(map(int, prompt))
     choices = "a text, a list of messages (dicts with role and content) or a list of token ids"
@@ -122,7 +122,7 @@ def question_of(
     title, continues, tools = "", True, tools and loaded.template.written(tools)
     if isinstance(prompt, Chat):
         title, continues = prompt.turns[-1].content, prompt.continues
-        prompt = prompt.prompt(loaded.template, loaded.tokenizer)
+        prompt = tuple(loaded.template.render_chat(prompt, loaded.tokenizer))
     return Question(
         prompt,
         settings,

@@ -29,8 +29,8 @@ from specdemo.runs import race
 from specdemo.runs.answer_run import AnswerRun
 from specdemo.runs.question import Prompt, Question, SessionEvent, read_prompt
 from specdemo.runs.trace import Trace
-from specdemo.text.chat import Chat
 from specdemo.text.grammar import Grammars
+from specdemo.text.templates import Chat
 from specdemo.text.tokenizer import valid
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
@@ -240,7 +240,7 @@ class Session(AbstractContextManager["Session"]):
     def _prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
         read = read_prompt(prompt)
         if isinstance(read, Chat):
-            return read.prompt(self.loaded.template, self._tokenizer)
+            return tuple(self.loaded.template.render_chat(read, self._tokenizer))
         if not 0 <= min(read) <= max(read) < self._tokenizer.vocabulary_size:
             last = self._tokenizer.vocabulary_size - 1
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")

@@ -28,15 +28,16 @@ from specdemo.runs.settings import (
     TopK,
 )
 from specdemo.text.chat import (
-    Chat,
     ChatMessage,
     Content,
     Strict,
     ToolChoice,
     ToolList,
+    answerable,
     callable_tools,
     content_text,
 )
+from specdemo.text.templates import Chat
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
@@ -215,12 +216,11 @@ class ChatRequest(CommonRequest):
     def chat(self) -> Chat:
         """What is to be answered. Some templates, such as that of gpt-oss, read the effort."""
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        return Chat(
-            [message.turn() for message in self.messages],
-            bool(self.continue_final_message),
-            callable_tools(self.tools, self.tool_choice, self.parallel_tool_calls is not False),
-            variables=effort | (self.chat_template_kwargs or {}),
-        )
+        turns = [message.turn() for message in self.messages]
+        several = self.parallel_tool_calls is not False
+        tools = callable_tools(self.tools, self.tool_choice, several)
+        variables = effort | (self.chat_template_kwargs or {})
+        return answerable(Chat(turns, bool(self.continue_final_message), tools, variables))
 
     @property
     def top_count(self) -> int | None:

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import shown, wrong_parameter
-from specdemo.text.templates import Message, Template
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.templates import Chat, Message
 from specdemo.text.tools import FunctionCall, Tools
 
 
@@ -120,54 +118,27 @@ def callable_tools(
             message = f"tool_choice is {named or choice}, and there are no tools; give some"
         raise BadInput(f"{message}.", "tool_choice")
     texts = json.dumps([function.model_dump(exclude_none=True) for function in functions])
-    listed = json.dumps([tool.model_dump(exclude_none=True) for tool in tools or ()])
+    listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
     return Tools(texts, must, several and not named, listed=listed)
 
 
-@dataclass(frozen=True)
-class Chat:
-    """A conversation whose next message is wanted. Raises BadInput if there is no message, if a
-    user's is empty, and if the last one is the assistant's unless the answer continues it."""
-
-    turns: Sequence[Message]
-    continues: bool = False  # the answer continues the last message, the assistant's
-    tools: Tools | None = None  # that the answer may call
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, JSON data
-
-    def __post_init__(self) -> None:
-        if not self.turns:
-            raise BadInput("There are no messages; write a user's message.", "messages")
-        if self.turns[-1].role == "assistant" and not self.continues:
-            message = "The last message is the assistant's; end with a user's message, or let it be"
-            raise BadInput(f"{message} continued with continue_final_message.", "messages")
-        called: set[str] = set()
-        for number, turn in enumerate(self.turns):
-            called.update(call.id for call in turn.calls)
-            if turn.call_id and turn.call_id not in called and "" not in called:
-                message = f"messages.{number}: there is no call {turn.call_id[:60]!r} before it."
-                raise BadInput(message, "messages")
-        if not all(turn.content.strip() for turn in self.turns if turn.role == "user"):
-            raise BadInput("A user message is empty; write a question or a task.", "messages")
-
-    @property
-    def characters(self) -> int:
-        """Of all texts that the model reads."""
-        texts = [turn.content + turn.more for turn in self.turns]
-        texts += [call.arguments for turn in self.turns for call in turn.calls]
-        texts += [json.dumps(self.variables)]
-        texts += [self.tools.functions] if self.tools else []
-        return sum(map(len, texts))
-
-    def prompt(self, template: Template, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The token ids of the prompt. Raises BadInput like `Template.render_chat`."""
-        ids = template.render_chat(
-            self.turns,
-            tokenizer,
-            json.loads(self.tools.listed) if self.tools else (),
-            continue_final_message=self.continues,
-            chat_template_kwargs=self.variables,
-        )
-        return tuple(ids)
+def answerable(chat: Chat) -> Chat:
+    """`chat`. Raises BadInput if there is no message, if a user's is empty, and if the last one is
+    the assistant's unless the answer continues it."""
+    if not chat.turns:
+        raise BadInput("There are no messages; write a user's message.", "messages")
+    if chat.turns[-1].role == "assistant" and not chat.continues:
+        message = "The last message is the assistant's; end with a user's message, or let it be"
+        raise BadInput(f"{message} continued with continue_final_message.", "messages")
+    called: set[str] = set()
+    for number, turn in enumerate(chat.turns):
+        called.update(call.id for call in turn.calls)
+        if turn.call_id and turn.call_id not in called and "" not in called:
+            message = f"messages.{number}: there is no call {turn.call_id[:60]!r} before it."
+            raise BadInput(message, "messages")
+    if not all(turn.content.strip() for turn in chat.turns if turn.role == "user"):
+        raise BadInput("A user message is empty; write a question or a task.", "messages")
+    return chat
 
 
 def read_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:

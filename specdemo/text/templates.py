@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from specdemo.convert.configuration import TokenizerConfig, read_json, read_text
@@ -58,6 +57,25 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation whose next message is wanted."""
+
+    turns: Sequence[Message]
+    continues: bool = False  # the answer continues the last message, the assistant's
+    tools: Tools | None = None  # that the answer may call
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, JSON data
+
+    @property
+    def characters(self) -> int:
+        """Of all texts that the model reads."""
+        texts = [turn.content + turn.more for turn in self.turns]
+        texts += [call.arguments for turn in self.turns for call in turn.calls]
+        texts += [json.dumps(self.variables)]
+        texts += [self.tools.functions] if self.tools else []
+        return sum(map(len, texts))
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """A chat template."""
 
@@ -80,9 +98,9 @@ class Template:
         follows an assistant's message, if any."""
         turns = [Message(role, role) for role in ("user", "assistant", "user")]
         try:
-            probe = self.text(turns, change=_Placeholders())
+            probe = self.text(Chat(turns), _Placeholders())
         except BadInput:  # it takes a single message
-            probe = self.text(turns[:1], change=_Placeholders())
+            probe = self.text(Chat(turns[:1]), _Placeholders())
         probe = probe[: probe.rfind(MARK)]  # what asks for an answer may begin with <think>
         _, _, after = probe.partition(_PLACEHOLDER.format(2))
         end = MARKER.match(after.lstrip())
@@ -95,31 +113,21 @@ class Template:
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Raises BadInput."""
-        return self.render_chat([Message("user", instruction)], tokenizer)
+        return self.render_chat(Chat([Message("user", instruction)]), tokenizer)
 
     def prefix(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The token ids with which every prompt begins."""
         pair = self.render("A", tokenizer), self.render("1", tokenizer)
         return tuple(os.path.commonprefix(pair))
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        tokenizer: Tokenizer,
-        tools: Sequence[dict[str, Any]] = (),
-        *,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def render_chat(self, chat: Chat, tokenizer: Tokenizer) -> list[int]:
         """The token ids of transformers' `apply_chat_template`, but no text of a message or a tool
-        becomes a special token. `tools`: OpenAI's definitions. With `continue_final_message` the
-        prompt ends within the last message, an assistant's. `chat_template_kwargs` (JSON data) are
-        variables of the template. Raises BadInput if the template refuses the conversation or drops
-        a system or user message, or a tool."""
-
-        variables = chat_template_kwargs or {}
-        text = partial(self.text, messages, tools, continue_final_message, variables)
-        reading = _reading(text) if any(message.calls for message in messages) else "parsed"
+        becomes a special token. A chat that `continues` ends within its last message. Raises
+        BadInput if the template refuses the conversation or drops a system or user message, or a
+        tool."""
+        text = partial(self.text, chat)
+        has_calls = any(message.calls for message in chat.turns)
+        reading = _reading(text) if has_calls else "parsed"
 
         def encoded(change: Callable[[str], str], stretch: int = 1) -> tuple[list[int], list[int]]:
             marked = text(change, reading)
@@ -138,17 +146,12 @@ class Template:
         return ids if special == expected else guarded
 
     def text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] = (),
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
-        change: Callable[[str], str] = valid,
-        reading: ArgumentReading = "parsed",
+        self, chat: Chat, change: Callable[[str], str] = valid, reading: ArgumentReading = "parsed"
     ) -> str:
         """The text of a prompt, with `change` applied to all text of messages and tools. Raises
         BadInput like `render_chat`."""
-        if continue_final_message and messages[-1].role != "assistant":
+        messages, tools = chat.turns, chat.tools.listed if chat.tools else ()
+        if chat.continues and messages[-1].role != "assistant":
             why = "continue_final_message needs a conversation that ends with the assistant's text."
             raise BadInput(why, "messages")
         has_calls = any(message.calls for message in messages)
@@ -157,7 +160,7 @@ class Template:
         try:
             turns = [_turn(message, change, reading, as_content) for message in messages]
             final = turns[-1]["content"].strip()
-            if continue_final_message:
+            if chat.continues:
                 turns[-1]["content"] += _CUT
             functions = _changed(list(tools), change)
             if tools and PHI_TOOLS in jinja:
@@ -168,11 +171,11 @@ class Template:
             variables = {
                 "enable_thinking": self.thinking,
                 **self.tokens,
-                **_changed(dict(chat_template_kwargs), _unless_plain(change)),
+                **_changed(dict(chat.variables), _unless_plain(change)),
                 "messages": turns,
                 "tools": functions or None,
                 "documents": None,
-                "add_generation_prompt": not continue_final_message,
+                "add_generation_prompt": not chat.continues,
             }
         except (ValueError, TypeError, RecursionError) as error:
             why = f"The tools, their calls or chat_template_kwargs are not JSON data: {error}."
@@ -180,7 +183,7 @@ class Template:
         text = sandbox.render(jinja, variables)
         if isinstance(change, _Placeholders):
             change.require(variables, tools, text)
-        if not continue_final_message:
+        if not chat.continues:
             asked, final = _HARMONY
             thinks = variables["enable_thinking"] or "reasoning_effort" in variables
             return text + final if text.endswith(asked) and final in jinja and not thinks else text
@@ -321,7 +324,7 @@ def chat_template(folder: Path) -> Template | None:
     tokens = {name: token for name, token in tokens.items() if token}
     template = Template("chat", sources["default"], sources.get("tool_use", ""), tokens=tokens)
     try:
-        text = template.text([Message("user", "A")], change=_Placeholders())
+        text = template.text(Chat([Message("user", "A")]), _Placeholders())
     except BadInput as error:
         raise FetchError(f"The chat template in {folder} cannot be used: {error}") from error
     if text.count(_PLACEHOLDER.format(1)) != 1:

@@ -4,8 +4,8 @@ restricts to a form."""
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from specdemo.text.tokenizer import Tokenizer, certain
 
@@ -84,7 +84,8 @@ class Tools:
     required: bool = False  # the answer is calls only
     several: bool = True  # it may have more than one
     form: CallForm = HERMES
-    listed: str = "[]"  # the tools that the prompt lists: those that it must not call too
+    listed: Sequence[dict[str, Any]] = field(default=(), compare=False)
+    """The tools that the prompt lists: OpenAI's definitions, of those that it must not call too."""
 
     def markers(self, tokenizer: Tokenizer) -> dict[int, str]:
         """The special tokens that mark calls, with their texts."""
