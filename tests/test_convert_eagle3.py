@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
+import torch
 from conftest import load_own
-from eagle3_reference import ReferenceHead, write_made_up_head
+from reference_heads import EagleReference, ReferenceHead
 from safetensors.numpy import load_file, save_file
 from test_convert import EXACT, exported
 from tiny_gguf import LLAMA3
@@ -21,6 +22,7 @@ from specdemo.convert.eagle3 import eagle_shape
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 
 VOCABULARY, ROWS, HIDDEN, COUNT = 700, 400, 128, 12
+SIZES = {"hidden": HIDDEN, "vocabulary": VOCABULARY, "rows": ROWS}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}  # of a target of two layers
 SPECULATORS = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}
@@ -28,9 +30,7 @@ SPECULATORS = {"architectures": ["Eagle3Speculator"], "speculators_model_type": 
 
 def written(folder: Path, **own) -> Path:
     """A made-up head in the folder "head"."""
-    source = folder / "head"
-    sizes = {"hidden": HIDDEN, "vocabulary": VOCABULARY, "rows": ROWS}
-    write_made_up_head(source, **sizes | own)
+    source = EagleReference(**SIZES | own).write(folder / "head")
     if "speculators_model_type" in own:
         layer = json.loads((source / "config.json").read_text())
         names = (*LAYERS, "architectures", "speculators_model_type", "draft_vocab_size")
@@ -38,6 +38,26 @@ def written(folder: Path, **own) -> Path:
         whole = config | {"transformer_layer_config": layer | {"rms_norm_eps": 1e-6}}
         (source / "config.json").write_text(json.dumps(whole))
     return source
+
+
+def require_rows(reference: ReferenceHead, xml: Path, width: int) -> dict:
+    """The head in `xml` gives the rows of the reference for made-up states of this `width`. Gives
+    its other results too."""
+    rng, (vocabulary, _) = np.random.default_rng(0), reference.embedding.shape
+    tokens = rng.integers(0, vocabulary, COUNT)
+    states = rng.normal(size=(COUNT, width)).astype(np.float32)
+    logits, chained = reference(reference.fused(states), tokens)
+    inputs = {"hidden_states": states, "attention_mask": np.ones(COUNT, np.int64)}
+    inputs |= {"position_ids": np.arange(COUNT), "input_ids": tokens}
+    inputs |= {"inputs_embeds": reference.embedding[tokens].detach().numpy()}
+    compiled = ov.Core().compile_model(xml, "CPU", EXACT)
+    names = {name for port in compiled.inputs for name in port.names}
+    batch = {name: inputs[name][None] for name in names & set(inputs)}
+    results = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
+    assert logits.std() > 0.5
+    assert abs(results["logits"][0] - logits).max() < 1e-4
+    assert abs(results["state"][0] - chained).max() < 1e-4
+    return results
 
 
 @pytest.mark.parametrize(
@@ -54,23 +74,10 @@ def written(folder: Path, **own) -> Path:
     ids=lambda own: ",".join(own) or "usual",
 )
 def test_logits_and_the_next_state_are_those_of_the_equations(tmp_path, own):
-    source = written(tmp_path, **own)
-    rng = np.random.default_rng(0)
-    embedding = rng.normal(size=(VOCABULARY, HIDDEN))
-    reference = ReferenceHead(source, embedding)
-    width = reference.weights["fc.weight"].shape[1]
-    tokens, states = rng.integers(0, VOCABULARY, COUNT), rng.normal(size=(COUNT, width))
-    logits, state, _ = reference.rows(reference.fused(states), tokens, reference.empty)
-    compiled = ov.Core().compile_model(exported(source), "CPU", EXACT)
-    inputs = {"hidden_states": states.astype(np.float32), "position_ids": np.arange(COUNT)}
-    inputs |= {"input_ids": tokens, "inputs_embeds": embedding[tokens].astype(np.float32)}
-    inputs |= {"attention_mask": np.ones(COUNT, np.int64)}
-    del inputs["inputs_embeds" if own.get("embedding", True) else "input_ids"]
-    batch = {name: value[None] for name, value in inputs.items()}
-    results = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
-    assert logits.std() > 0.5
-    assert abs(results["logits"][0] - logits).max() < 1e-4
-    assert abs(results["state"][0] - state).max() < 1e-4
+    reference = EagleReference(**SIZES | own)
+    if not own.get("embedding", True):
+        reference.embedding = torch.randn(VOCABULARY, HIDDEN)
+    results = require_rows(reference, exported(written(tmp_path, **own)), reference.fc.in_features)
     assert np.array_equal(results["d2t"] + np.arange(len(reference.tokens)), reference.tokens)
 
 

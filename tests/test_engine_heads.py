@@ -10,9 +10,10 @@ import numpy as np
 import openvino as ov
 import pytest
 import tiny_gguf
+import torch
 from conftest import load_own
-from eagle3_reference import Past, ReferenceHead, write_made_up_head
-from test_convert_eagle3 import VOCABULARY, exported, written
+from reference_heads import EagleReference
+from test_convert_eagle3 import SIZES, VOCABULARY, exported, written
 from test_engine_paged import CLOSE, F32
 from tiny_models import ir_folder, write_head
 
@@ -197,28 +198,6 @@ def opened(xml: Path, target: Path | None = None, **settings) -> EagleHead:
     return EagleHead(xml, target, ModelSettings(properties=CLOSE.properties, **settings), ov.Core())
 
 
-class Text:
-    """Made-up tokens with states of a target, and the reference's rows of them."""
-
-    def __init__(self, reference: ReferenceHead, seed: int, count: int = 60):
-        rng = np.random.default_rng(seed)
-        width = reference.weights["fc.weight"].shape[1]
-        self.reference = reference
-        self.tokens = rng.integers(0, VOCABULARY, count).tolist()
-        self.states = rng.normal(size=(count, width)).astype(np.float32)
-
-    def expected(self, rows: int, chain: list[int]) -> np.ndarray:
-        """Logits of the last of `rows` true rows, and of a `chain` of tokens after it."""
-        reference = self.reference
-        g = reference.fused(self.states[:rows])
-        logits, state, past = reference.rows(g, self.tokens[:rows], reference.empty)
-        expected = [logits[-1]]
-        for token in chain:
-            logits, state, past = reference.rows(state[-1:], [token], past)
-            expected.append(logits[0])
-        return np.array(expected)
-
-
 @pytest.mark.parametrize(
     ("own", "gives_states"),
     [({}, True), ({"norm_output": True, "target_hidden": 64}, True), ({}, False)],
@@ -232,16 +211,19 @@ def test_chains_of_requests_and_new_rows_are_those_of_the_reference(tmp_path, ow
         model.remove_result(model.output("state").node)
         ov.save_model(model, xml := tmp_path / "other.xml", compress_to_fp16=False)
     head = opened(xml)
-    texts = [Text(ReferenceHead(source), seed) for seed in range(3)]
+    reference, rng = EagleReference(**SIZES | own), np.random.default_rng(9)
+    width = reference.fc.in_features
+    texts = [  # of three requests: tokens, and states of a target
+        (rng.integers(0, VOCABULARY, 60).tolist(), rng.normal(size=(60, width)).astype(np.float32))
+        for _ in range(3)
+    ]
     sequences = [head.new_sequence() for _ in texts]
-    rng = np.random.default_rng(9)
     for accepted in (20, 3, 1, 6, 4):  # after each, the rows of the chain are dropped
         runs = []
-        for text, sequence in zip(texts, sequences, strict=True):
+        for (tokens, states), sequence in zip(texts, sequences, strict=True):
             sequence.truncate(max(sequence.length - DEPTH, 0))
             rows = slice(sequence.length, sequence.length + accepted)
-            tokens, states = text.tokens[rows], text.states[rows]
-            runs.append(Run(sequence, tokens, 1, accepted < 16, states=states))
+            runs.append(Run(sequence, tokens[rows], 1, accepted < 16, states=states[rows]))
         chains = rng.integers(0, VOCABULARY, (len(texts), DEPTH)).tolist()
         found: list[list[np.ndarray]] = [[] for _ in texts]
         for step in range(DEPTH + 2):
@@ -253,8 +235,9 @@ def test_chains_of_requests_and_new_rows_are_those_of_the_reference(tmp_path, ow
                 token = chains[number][depths[number] : depths[number] + 1]
                 state = reply.last_state()
                 runs[number] = Run(sequences[number], token, 1, True, chained=state)
-        for text, sequence, chain, rows in zip(texts, sequences, chains, found, strict=True):
-            expected = text.expected(sequence.length - DEPTH, chain)
+        for (tokens, states), chain, rows in zip(texts, chains, found, strict=True):
+            read = sequences[0].length - DEPTH
+            expected = reference.chain(states[:read], tokens[:read], chain)
             assert np.abs(np.array(rows) - expected).max() < 1e-4
 
 
@@ -262,8 +245,6 @@ def test_chains_of_requests_and_new_rows_are_those_of_the_reference(tmp_path, ow
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_the_states_of_a_target_are_those_that_enter_its_layers(tmp_path, kind):
     """As transformers names them, from a checkpoint and, of two layers, from a GGUF file."""
-    import torch
-
     ids = [5, 17, 300, 3, 3, 42]
     for count in (2, 6):
         model = tiny_gguf.torch_model(kind, num_hidden_layers=count)
@@ -302,26 +283,27 @@ DRAFTED = Settings(max_new_tokens=24, drafter="model", draft_tokens=3)
 
 
 def with_eagle_head(pair, folder, weight_format="fp16", **own):
-    """The Llama-shaped pair with a made-up EAGLE-3 head."""
-    sizes = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16, "embedding": False}
-    write_made_up_head(folder / "head", **sizes | own, eagle_aux_hidden_state_layer_ids=LAYERS)
-    xml = exported(folder / "head", weight_format)
-    return dataclasses.replace(pair, draft=None, head=xml, head_layers=LAYERS)
+    """The Llama-shaped pair with a made-up EAGLE-3 head, and the head's reference."""
+    sizes = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16}
+    reference = EagleReference(**sizes | own, eagle_aux_hidden_state_layer_ids=LAYERS)
+    xml = exported(reference.write(folder / "head"), weight_format)
+    return dataclasses.replace(pair, draft=None, head=xml, head_layers=LAYERS), reference
 
 
 @pytest.fixture(scope="module")
 def reference_pair(tiny_llama_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("head")
+    pair, reference = with_eagle_head(tiny_llama_pair, folder, embedding=False)
     embedding, _ = heads.tables(tiny_llama_pair.target)
-    pair = with_eagle_head(tiny_llama_pair, folder)
-    return pair, ReferenceHead(folder / "head", embedding)
+    reference.embedding = torch.from_numpy(embedding)
+    return pair, reference
 
 
 @pytest.fixture(scope="module")
 def eagle_pair(tiny_llama_pair, tmp_path_factory):
     """With an embedding of the head's own, and normalized states in its chains."""
     folder = tmp_path_factory.mktemp("normalized")
-    return with_eagle_head(tiny_llama_pair, folder, "int8", norm_output=True, embedding=True)
+    return with_eagle_head(tiny_llama_pair, folder, "int8", norm_output=True)[0]
 
 
 @pytest.mark.slow
@@ -351,19 +333,8 @@ def test_every_draft_along_an_answer_is_the_references(reference_pair):
             text = pair.template.render(prompt, pair.tokenizer)
             count = len(text)
             text = [*text, *trace.token_ids]
-            g = reference.fused(states_of(pair, text).astype(float))
-            logits, states, past = reference.rows(g[:-1], text[1:], reference.empty)
-            right = total = 0
-            for round_ in trace.decoding_rounds:
-                row, state = logits[count - 1], states[count - 1 : count]
-                chain = Past(past.keys[:count], past.values[:count])
-                for token in round_.drafted:
-                    own = row[list(reference.tokens).index(token.id)]
-                    right += row.max() - own < 0.05  # near ties are rounding
-                    total += 1
-                    rows, state, chain = reference.rows(state, [token.id], chain)
-                    row = rows[0]
-                count += len(round_.tokens)
+            states = states_of(pair, text)
+            right, total = reference.right(states, text, count, trace.decoding_rounds)
             assert total > 30 and right == total
 
 

@@ -7,13 +7,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 import pytest
 import recurrent_models
 import torch
 from conftest import load_own
+from reference_heads import ReferenceHead
 from safetensors.torch import load_file, save_file
 from test_convert import EXACT
+from test_convert_eagle3 import require_rows
 from transformers.models.qwen3_5 import configuration_qwen3_5, modeling_qwen3_5
 
 from specdemo import cli
@@ -37,12 +38,15 @@ PROMPT = "Two and two"
 SETTINGS = Settings(max_new_tokens=30, drafter="model", draft_tokens=3, ignore_eos=True)
 
 
-class Reference(torch.nn.Module):
-    """The layer of modules of transformers; its parameters are named as in checkpoints.
-    `share`: of what attention and feed-forward part add."""
+class Reference(ReferenceHead):
+    """The layer, which reads the `state` "after" or "before" the target's last norm. `share`: of
+    what attention and feed-forward part add."""
 
-    def __init__(self, share: float = 1.0):
+    tokens = np.arange(VOCABULARY)
+
+    def __init__(self, state: str = "after", share: float = 1.0):
         super().__init__()
+        self.state = state
         own = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
         config = configuration_qwen3_5.Qwen3_5TextConfig(**TEXT | own)
         config._attn_implementation = "eager"
@@ -60,34 +64,28 @@ class Reference(torch.nn.Module):
                 made = recurrent_models.values(f"mtp.{name}", tuple(value.shape))
                 scale = share if "o_proj" in name or "down_proj" in name else 1
                 value.copy_(torch.from_numpy(scale * made).half())
+        self.embedding = self.matrices["embedding"].float()
 
-    def inputs(self, states: np.ndarray, tokens: list[int]) -> torch.Tensor:
-        embedded = self.matrices["embedding"].float()[tokens]
-        hidden = torch.from_numpy(np.asarray(states, np.float32))
-        return torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], 1)
+    def inputs(self, states: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(states)], 1)
 
     @torch.no_grad()
     def fit(self, states: np.ndarray, tokens: list[int]) -> None:
         """Let the layer's product give each of the `states` before the last norm [n, H] of those
         before it, where the other parts of the layer add nothing."""
-        x, y = self.inputs(states[:-1], tokens[1:]), torch.from_numpy(states[1:])
+        read = torch.from_numpy(states)
+        x, y = self.inputs(read[:-1], self.embedding[tokens[1:]]), read[1:]
         self.fc.weight.copy_(torch.linalg.lstsq(x, y, driver="gelsd").solution.T.half())
         weight = recurrent_models.values("model.norm.weight", (HIDDEN,))
         self.norm.weight.copy_(torch.from_numpy(weight).half())
 
-    @torch.no_grad()
-    def forward(self, states: np.ndarray, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [n, V] and normalized states [n, H] of rows of the target's, or the layer's own,
-        `states` [n, H], each with the token after it."""
-        x, count = self.fc(self.inputs(states, tokens))[None], len(tokens)
-        mask = torch.full((count, count), -1e9).triu(1)[None, None]
-        tables = self.rotary(x, torch.arange(count)[None])
-        raw = self.layers[0](x, position_embeddings=tables, attention_mask=mask)[0]
-        return (self.norm(raw) @ self.matrices["output"].float().T).numpy(), raw.numpy()
-
-    def chained(self, raw: np.ndarray, state: str) -> np.ndarray:
-        """What takes the place of the target's state in a chain."""
-        return self.norm(torch.from_numpy(raw)).detach().numpy() if state == "after" else raw
+    def rows(
+        self, states: torch.Tensor, embedded: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.fc(self.inputs(states, embedded))[None]
+        raw = self.layers[0](x, **self.context(len(states)))[0]
+        out = self.norm(raw)
+        return out @ self.matrices["output"].float().T, out if self.state == "after" else raw
 
 
 def written(folder: Path, reference: Reference, **own) -> Path:
@@ -112,20 +110,9 @@ def exported(source: Path, state: str = "after", weight_format: str = "fp16") ->
 
 @pytest.mark.parametrize("state", STATES)
 def test_logits_and_the_next_state_are_those_of_the_modules_of_transformers(tmp_path, state):
-    reference, rng, count = Reference(), np.random.default_rng(0), 12
+    reference = Reference(state)
     folder = exported(written(tmp_path / "checkpoint", reference), state)
-    tokens = rng.integers(0, VOCABULARY, count)
-    states = rng.normal(size=(count, HIDDEN)).astype(np.float32)
-    logits, raw = reference(states, tokens.tolist())
-    inputs = {"hidden_states": states, "position_ids": np.arange(count)}
-    inputs |= {"inputs_embeds": reference.matrices["embedding"].float().numpy()[tokens]}
-    inputs |= {"attention_mask": np.ones(count, np.int64)}
-    compiled = ov.Core().compile_model(folder / model_files.MODEL, "CPU", EXACT)
-    batch = {name: value[None] for name, value in inputs.items()}
-    results = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
-    assert logits.std() > 0.5
-    assert abs(results["logits"][0] - logits).max() < 1e-4
-    assert abs(results["state"][0] - reference.chained(raw, state)).max() < 1e-4
+    require_rows(reference, folder / model_files.MODEL, HIDDEN)
 
 
 @pytest.fixture(scope="module")
@@ -159,16 +146,7 @@ def test_every_draft_along_an_answer_is_the_references(target, tmp_path):
     count = len(text)
     text = [*text, *trace.token_ids]
     states = states_of(opened(target, "after"), text)
-    right = total = 0
-    for round_ in trace.decoding_rounds:
-        rows, tokens = states[:count], text[1 : count + 1]
-        for token in round_.drafted:
-            logits, raw = reference(rows, tokens)
-            right += logits[-1].max() - logits[-1][token.id] < 0.05  # near ties are rounding
-            total += 1
-            rows = np.vstack([rows, reference.chained(raw[-1:], "after")])
-            tokens = [*tokens, token.id]
-        count += len(round_.tokens)
+    right, total = reference.right(states, text, count, trace.decoding_rounds)
     assert total > 20 and right == total
 
 
@@ -183,17 +161,12 @@ def test_answers_are_those_of_the_baseline_and_a_fitted_layers_drafts_are_accept
     target, tmp_path
 ):
     """Its product is fitted to the states of a greedy answer, each to the one after it."""
-    tokenizer = load_own(target).tokenizer
-    text = [*tokenizer.encode(PROMPT)]
-    model, reference = opened(target, "before"), Reference(0.1)
-    with model.new_sequence() as sequence:
-        [reply] = model.forward([Run(sequence, text, 1)])
-        states = [*reply.state.copy()]
-        while len(states) < 60:
-            text.append(int(reply.rows[-1].argmax()))
-            [reply] = model.forward([Run(sequence, text[-1:], 1)])
-            states.append(reply.state[0].copy())
-    reference.fit(np.array(states), text)
+    pair, reference = load_own(target), Reference("before", 0.1)
+    settings = dataclasses.replace(SETTINGS, max_new_tokens=49, drafter="none")
+    with Session(pair, background=False) as session:
+        trace = trace_of(session.ask(Question(PROMPT, settings)))
+    text = [*pair.tokenizer.encode(PROMPT), *trace.token_ids]
+    reference.fit(states_of(opened(target, "before"), text), text)
     pair = load_own(target, exported(written(tmp_path / "checkpoint", reference), "before"))
     with Session(pair, background=False) as session:
         for temperature in (0.0, 0.9):
