@@ -344,12 +344,16 @@ def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
 # Peers
 
 
-def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(tiny_llama_pair):
+def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(
+    tiny_llama_pair, monkeypatch
+):
     methods = {"autoregressive": {}, "same": {}, "other": {"tokens": (1, 5, 3)}}
     methods |= {"shorter": {"tokens": (1, 2)}, "failing": {"fails": lambda *_: True}}
     methods |= {"autoregressive/default": {"tokens": (4,)}, "same/default": {}}
     peers = [fake_peer(tiny_llama_pair, method, length=5, **how) for method, how in methods.items()]
-    engines = list(audited_peers(peers, 3))
+    monkeypatch.setattr(audit_command, "peers_of", lambda *_: peers)
+    how = AuditOptions(peers=("transformers",)), Settings(drafter="lookup", draft_tokens=3)
+    _, *engines = audit_command._engines(Mock(), *how, {})
     assert [engine.method for engine in engines] == [*list(methods)[1:5], "same/default"]
     assert {engine.facts["variant"] for engine in engines} == {"K=3"}
     cells = [result_of("greedy", engine) for engine in engines]
@@ -469,6 +473,17 @@ def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys, m
     assert example["margins"] == pytest.approx([4.0, 4.0]) and example["cause"] == "wrong rule"
     assert row["cells"]["schema"]["result"] == "not offered"
     assert "changes the output" in err and "wrong rule" in err
+
+
+def test_a_server_is_asked_for_all_that_the_settings_name():
+    given = {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    given |= {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5}
+    given |= {"ignore_eos": True, "stop": ("x",)}
+    body = server_engine._body(("Hi",), Settings(9, **given, logit_bias={3: -1}))
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    assert body == given | asked | {"logit_bias": {3: -1}}
+    usual = server_engine._body(("Hi",), Settings(top_k=7, min_p=0.1))
+    assert [*usual] == ["messages", "max_tokens", "temperature", "seed"], "others may be refused"
 
 
 def test_a_server_that_ends_is_no_failure_of_its_decoding(capsys, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import json
 from functools import partial
 from math import isnan, log2
 from types import SimpleNamespace
+from unittest.mock import ANY, Mock
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from toy_session import DRAFT_SECONDS, TARGET_SECONDS, ToySession, byte_pair, to
 
 from specdemo import cli
 from specdemo.audit import engines, genai_peer, llama_peer
-from specdemo.audit.engines import peers_of
+from specdemo.audit.engines import NotOffered, peers_of
 from specdemo.bench import charts, decision
 from specdemo.bench import report as report_module
 from specdemo.bench.charts import by_acceptance, page
@@ -212,7 +213,8 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
         begun.append((program, options))
         yield SimpleNamespace(url="http://llama")
 
-    client = partial(httpx.Client, transport=httpx.MockTransport(llama_server))
+    asked = Mock(side_effect=llama_server)
+    client = partial(httpx.Client, transport=httpx.MockTransport(asked))
     monkeypatch.setattr(llama_peer, "started", started)
     monkeypatch.setattr(llama_peer.httpx, "Client", client)
     models = {"target": tmp_path / "target.xml", "draft": tmp_path / "draft.xml"}
@@ -227,7 +229,14 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     assert [way.title for way in ways] == [f"llama-cpp/{name}" for name in names]
     prompt = pair.template.render("Hello", pair.tokenizer)
     last = ways[-1]
-    assert last.answers([("Hello",)], Settings(max_new_tokens=9)) == [((sum(prompt), 8, 9), 0.5)]
+    settings = Settings(max_new_tokens=9, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1)
+    assert last.answers([("Hello",)], settings) == [((sum(prompt), 8, 9), 0.5)]
+    body = json.loads(asked.call_args.args[0].content)
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1}
+    assert {name: body[name] for name in sampling} == sampling
+    assert engines.sampling_options(settings, 0).items() >= sampling.items(), "of other peers"
+    with pytest.raises(NotOffered, match="not asked with logit_bias"):
+        last.answers([("Hello",)], Settings(logit_bias={1: -1}))
     assert last.answers([("Hello",)], Settings(max_new_tokens=1)) == [((sum(prompt),), 0.5)]
     [(program, options)] = begun
     draft = ("draft-simple", "-md", str(tmp_path / SOURCE), "--spec-draft-n-max")
@@ -538,6 +547,18 @@ def test_bench_measures_each_length_and_writes_both_files(no_models, capsys, tmp
     assert report["decision"]["sentence"] in err and "specdemo run INSTRUCTION" in err
     assert "Answer lengths" in err and "speculative tokens per s" in err
     assert html.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_quick_benchmark_is_asked_for_what_its_options_say(no_models, monkeypatch):
+    monkeypatch.setattr(engines, "peers_of", Mock(return_value=iter(["a way"])))
+    asked = Mock(side_effect=RequestFailed("enough"))
+    monkeypatch.setattr(report_module, "bench", asked)
+    options = ["--quick", "--repeats", "2", "--peers", "transformers", "--draft-tokens", "3"]
+    assert cli.main(["bench", *options, "--limit", "4", "--kv-cache", "f16"]) == 1
+    [_, prompts, settings], named = asked.call_args
+    assert (prompts, settings) == (spread(read_prompts(), 4), Settings(48, 3))
+    expected = {"lengths": (48,), "repeats": 2, "peers": ["a way"], "seconds": 100.0}
+    assert named == expected | {"choice": ModelChoice(kv_cache="f16"), "report": ANY}
 
 
 def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(no_models, capsys, tmp_path):

@@ -77,6 +77,7 @@ def test_every_command_has_help(capsys, command):
         (["audit", "--top-k", "50"], ["--top-k is 50"]),
         (["audit", "--peers", "vllm"], ["--peers"]),
         (["audit", "--server-baseline", "http://localhost:8001"], ["need --server"]),
+        (["audit", "--server", "http://a", "--peers", "transformers"], ["leave out --peers"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, arguments, words):

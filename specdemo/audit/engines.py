@@ -197,6 +197,8 @@ class Peer(PairEngine):
     def _answers(self, conversations: Sequence[Conversation], settings: Settings) -> TimedAnswers:
         settings = replace(settings, draft_tokens=self.length)
         with self._failures():
+            if settings.logit_bias:
+                raise NotOffered(f"{self.name} is not asked with logit_bias here.")
             return self.load()(list(map(self.prompt, conversations)), settings)
 
     @contextmanager
@@ -295,4 +297,5 @@ def sampling_options(settings: Settings, unlimited: int) -> dict[str, Any]:
     if not settings.temperature:
         return options | {"do_sample": False}
     options |= {"temperature": settings.temperature, "top_p": settings.top_p}
+    options |= {"min_p": settings.min_p} if settings.min_p else {}
     return options | {"do_sample": True, "top_k": settings.top_k or unlimited}

@@ -115,7 +115,7 @@ class _Server:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
-            "min_p": 0.0,
+            "min_p": settings.min_p,
             "seed": settings.seed % 2**32,
             "stop": settings.stop,
             "ignore_eos": settings.ignore_eos,

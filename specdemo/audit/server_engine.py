@@ -13,6 +13,8 @@ from specdemo.runs.settings import Settings
 
 REFUSED = 400, 404, 422, 501  # status codes of a server that does not have a parameter
 TIMEOUT = 600.0  # seconds
+CHANGING = "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop"
+FILTERS = "top_p", "top_k", "min_p"  # of sampled tokens
 
 
 class ServerEngine(AuditedEngine):
@@ -111,18 +113,16 @@ def _base(url: str) -> str:
 
 def _body(conversation: Conversation, settings: Settings) -> dict[str, Any]:
     """The request in OpenAI's terms; other servers' parameters only where they change something."""
-    changing = {
-        "top_k": settings.temperature and settings.top_k,
-        "presence_penalty": settings.presence_penalty,
-        "frequency_penalty": settings.frequency_penalty,
-        "stop": settings.stop,
-    }
-    body = {name: value for name, value in changing.items() if value} | {
+    names, usual = CHANGING + (FILTERS if settings.temperature else ()), Settings()
+    changing = {name: getattr(settings, name) for name in names}
+    body = {name: value for name, value in changing.items() if value != getattr(usual, name)} | {
         "messages": [{"role": m.role, "content": m.content} for m in messages(conversation)],
         "max_tokens": settings.max_new_tokens,
         "temperature": settings.temperature,
         "seed": settings.seed,
     }
+    if settings.logit_bias:
+        body["logit_bias"] = dict(settings.logit_bias)
     if settings.json_schema:
         schema = {"name": "answer", "schema": json.loads(settings.json_schema), "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

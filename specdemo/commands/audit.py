@@ -94,6 +94,8 @@ def audit(
     file = None if json_file in (None, "-") else Path(json_file or "")
     if not options.server and (options.server_baseline or options.server_seed):
         raise BadInput("--server-baseline and --server-seed need --server beside them.")
+    if options.server and options.peers:
+        raise BadInput("--server is audited alone; leave out --peers.")
     plan = Plan(options.cases(), settings, options.draws, options.only or (*PROPERTIES,))
     report = AuditReport(settings=settings, prompts=len(plan.prompts), draws=plan.draws)
     with ExitStack() as stack:
