@@ -760,6 +760,8 @@ def test_requests_beyond_the_queue_are_refused_before_they_are_read(monkeypatch)
                 chat(client, stream=stream)
             assert caught.value.response.headers["retry-after"]
             assert caught.value.code == "rate_limit_exceeded"
+        metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'specdemo_requests_total{kind="answer",outcome="refused"} 3.0' in metrics
 
 
 # Clients that leave

@@ -4,6 +4,7 @@ and the endpoints under load. Toy models answer."""
 import asyncio
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,12 @@ def ask_once(service: Service, *visitor: str) -> None:
         pass
 
 
+def refused(service: Service) -> float:
+    """The requests that its metrics count as refused."""
+    [line] = re.findall('_total{.*"refused"} (.*)', asyncio.run(service.metrics()))
+    return float(line)
+
+
 def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
     service = limited(VisitorLimits(at_once=2, of_address=2))
     with service.request(Visitor("a", "192.0.2.7")), service.request(Visitor("a", "192.0.2.8")):
@@ -118,7 +125,7 @@ def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
         with service.request(Visitor("b", "192.0.2.7")), pytest.raises(Busy, match="your network"):
             ask_once(service, "c", "192.0.2.7")
     ask_once(service, "a")
-    assert service.visitors == 0
+    assert service.visitors == 0 and refused(service) == 2
 
 
 def test_some_places_are_kept_for_networks_that_have_none():
@@ -131,6 +138,7 @@ def test_some_places_are_kept_for_networks_that_have_none():
                 stack.enter_context(service.request(Visitor(str(number), network)))
                 admitted.append(number)
     assert admitted == [*range(48), *range(66, 82)] and service.visitors == 0
+    assert refused(service) == len(asking) - len(admitted)
 
 
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):

@@ -146,6 +146,7 @@ class LocalBackend(Host):
             message = f"{len(stops)} answers are wanted; this server has room for {places} at once."
             raise BadInput(message, "n" if (request.n or 1) > 1 else "prompt")
         if len(self.stops) + len(stops) > places:
+            self.counters.requests.labels("answer", "refused").inc()
             raise Busy("Too many requests wait already; try again in a moment.")
         self.stops.update(stops)
         works = {stop: answers.run(number, stop) for number, stop in enumerate(stops)}

@@ -170,13 +170,9 @@ class Service(Host):
             of_network = limits.of_address, limits.of_address_per_minute
             rules["your network", visitor.network] = of_network
         with self._lock:
-            places = limits.places if self._at_work[[*rules][-1]] else MAX_EVENTS
-            if sum(self._at_work[name] for name in self._at_work if name[0] == "you") >= places:
-                raise Busy(f"{places} questions are at work already; try again in a moment.")
-            for name, (at_once, per_minute) in rules.items():
-                if refusal := self._refusal(name, at_once, per_minute, now):
-                    self.counters.requests.labels("answer", "refused").inc()
-                    raise Busy(refusal)
+            if refusal := self._refusal(rules, now):
+                self.counters.requests.labels("answer", "refused").inc()
+                raise Busy(refusal)
             for name, (_, per_minute) in rules.items():
                 self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
             self._at_work.update(rules.keys())
@@ -189,12 +185,17 @@ class Service(Host):
                     seen = self._started.items()
                     self._started = {name: times for name, times in seen if now - times[-1] < 60}
 
-    def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
-        times = self._started.get(name) or deque[float]()
-        if self._at_work[name] >= at_once:
-            words = f"{at_once} questions from {name[0]} are at work already"
-            return f"{words}; wait for one to finish, or stop it."
-        if len(times) == per_minute and now - times[0] < 60:
-            words = f"{per_minute} questions from {name[0]} came within a minute"
-            return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
+    def _refusal(self, rules: dict[tuple[str, str], tuple[int, int]], now: float) -> str:
+        """Which limit a request by these rules exceeds, "" if none."""
+        places = self.limits.places if self._at_work[[*rules][-1]] else MAX_EVENTS
+        if sum(self._at_work[name] for name in self._at_work if name[0] == "you") >= places:
+            return f"{places} questions are at work already; try again in a moment."
+        for name, (at_once, per_minute) in rules.items():
+            times = self._started.get(name) or deque[float]()
+            if self._at_work[name] >= at_once:
+                words = f"{at_once} questions from {name[0]} are at work already"
+                return f"{words}; wait for one to finish, or stop it."
+            if len(times) == per_minute and now - times[0] < 60:
+                words = f"{per_minute} questions from {name[0]} came within a minute"
+                return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
         return ""
