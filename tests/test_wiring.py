@@ -19,6 +19,7 @@ from toy_session import ToySession, toy_clock
 from specdemo import cli
 from specdemo.commands import page as page_command
 from specdemo.commands import serve as serve_command
+from specdemo.commands.page import PageOptions
 from specdemo.engine.engine import CacheUse
 from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Busy
@@ -31,7 +32,6 @@ from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import PageGuard
 from specdemo.server.page.service import VisitorLimits
 from specdemo.server.request_guard import PRIVATE_NETWORKS, RequestGuard
-from specdemo.server.server_options import ServeOptions
 from specdemo.server.web_server import CONNECTIONS, Server
 
 KEY = {"Authorization": "Bearer s3cret"}
@@ -133,14 +133,17 @@ def test_a_server_answers_to_the_names_and_sites_of_its_options(build, command):
         ("allow_origin", "https://b.example/page", None),
         ("allowed_host", "a.example:8000", "a.example:8000"),
         ("allowed_host", "https://a.example", None),
+        ("trusted_proxy", "10.0.0.0/8", "10.0.0.0/8"),
+        ("trusted_proxy", "10.0.0.1/8", None),
+        ("trusted_proxy", "proxy.example", None),
     ],
 )
-def test_names_that_no_browser_sends_are_refused_at_the_start(option, value, found):
+def test_names_that_no_request_can_have_are_refused_at_the_start(option, value, found):
     if found is None:
-        with pytest.raises(BadInput, match=f"{option} is '{value}'; it must be a "):
-            parse(ServeOptions, {option: [value]})
+        with pytest.raises(BadInput, match=f"{option} is '{value}'; it must be an? "):
+            parse(PageOptions, {option: [value]})
     else:
-        assert getattr(parse(ServeOptions, {option: [value]}), option) == (found,)
+        assert getattr(parse(PageOptions, {option: [value]}), option) == (found,)
     assert RequestGuard(["a.example:8000"]).answers_to("a.example")
 
 

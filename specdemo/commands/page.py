@@ -22,7 +22,7 @@ from specdemo.server.page import model_menu
 from specdemo.server.page.routes import PageGuard
 from specdemo.server.page.service import Service, VisitorLimits
 from specdemo.server.request_guard import PRIVATE_NETWORKS
-from specdemo.server.server_options import Port, ServerOptions, key_from_environment
+from specdemo.server.server_options import Networks, Port, ServerOptions, key_from_environment
 from specdemo.server.web_server import Server, bound_socket, url_of
 
 ON_SPACE = "SPACE_ID" in os.environ
@@ -36,7 +36,7 @@ class PageOptions(ServerOptions):
     host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
     port: Port = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
-    trusted_proxy: tuple[str, ...] = option(
+    trusted_proxy: tuple[Networks, ...] = option(
         (),
         "a proxy in front, whose X-Forwarded-For says who asks",
         metavar="ADDRESS",

@@ -1,6 +1,7 @@
 """The options of the servers: which pair, how many replicas, how many requests for each. Ray Serve
 takes them from the `args` of a config file."""
 
+import ipaddress
 import os
 import re
 from typing import Annotated, Literal
@@ -32,8 +33,20 @@ def _origin(url: str) -> str:
     return origin
 
 
+def _networks(addresses: str) -> str:
+    """Raises ValueError for what uvicorn would compare with no address, and say nothing."""
+    try:
+        for address in addresses.split(",") if addresses != "*" else ():
+            ipaddress.ip_network(address.strip())
+    except ValueError:
+        expected = "it must be an address or a network, such as 10.0.0.0/8, or '*'"
+        raise ValueError(expected) from None
+    return addresses
+
+
 HostName = Annotated[str, AfterValidator(_host_name)]
 Origin = Annotated[str, AfterValidator(_origin)]
+Networks = Annotated[str, AfterValidator(_networks)]
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
