@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 from threading import Event
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from ray.exceptions import RayActorError, RayError
@@ -71,7 +71,7 @@ class Handle:
         return self
 
     def remote(self, *arguments):
-        self.calls += 1
+        self.calls, self.arguments = self.calls + 1, arguments
         return self.streams[self.calls - 1]
 
     def broadcast(self, method):
@@ -135,6 +135,18 @@ def test_what_a_replica_refuses_is_refused_in_its_words():
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
 
+def test_a_replica_answers_with_the_id_of_the_request_for_its_log():
+    async def answer(request):
+        yield request, ray.metrics.REQUEST_ID.get()
+
+    replica = SimpleNamespace(_backend=SimpleNamespace(answer=answer))
+    ray.metrics.REQUEST_ID.set("from-a-proxy.1")
+    events(handle := Handle([BEGUN, OVER]))
+    ray.metrics.REQUEST_ID.set("-")
+    pieces = ray.EngineReplica.func_or_class.answer(replica, *handle.arguments)
+    assert asyncio.run(anext(pieces)) == (ASKED, "from-a-proxy.1")
+
+
 def test_leaving_in_the_middle_cancels_the_replicas_work():
     handle = Handle([BEGUN, SAID, OVER])
     events(handle, most=1)
@@ -174,26 +186,37 @@ def test_without_a_replica_there_is_no_model_to_describe():
     ("replicas", "engines", "gateways"),
     [({"replicas": 2, "gateways": 3}, 2, 3), ({"replicas": 2, "max_replicas": 4}, (2, 4), 1)],
 )
-def test_the_application_on_ray_is_gateways_in_front_of_engines(replicas, engines, gateways):
+def test_the_application_on_ray_is_gateways_in_front_of_engines(
+    monkeypatch, replicas, engines, gateways
+):
     gateway = ray.app(replicas)._bound_deployment
     [engine, options] = gateway.init_args
     engine = engine._bound_deployment
-    scaling = engine._deployment_config.autoscaling_config
-    found = (scaling.min_replicas, scaling.max_replicas) if scaling else engine.num_replicas
+    found = engine.num_replicas
+    if scaling := engine._deployment_config.autoscaling_config:
+        found = scaling.min_replicas, scaling.max_replicas
+        assert scaling.target_ongoing_requests == 4, "half of --max-ongoing"
     assert (found, gateway.num_replicas) == (engines, gateways)
     assert (engine.name, options.pair, options.strangers) == (ray.ENGINE, "embedded", True)
     api = gateway.func_or_class.__serve_build_asgi_app__
+    monkeypatch.setattr(ray.metrics, "log_requests", log := Mock())
     described = api(SimpleNamespace(_backend=None, _options=options)).openapi()
-    assert "/v1/completions" in described["paths"]
+    assert "/v1/completions" in described["paths"] and log.mock_calls == [call("text")]
 
 
-def test_an_engine_on_ray_has_the_places_cores_and_time_of_the_options():
+def test_an_engine_on_ray_has_the_places_cores_time_and_log_of_the_options(monkeypatch):
     options = {"cpus_per_replica": 2, "max_ongoing": 5, "max_waiting": 7, "drain_seconds": 9}
     gateway = ray.app(options)._bound_deployment
     engine = gateway.init_args[0]._bound_deployment
     limits = engine._deployment_config
     assert (limits.max_ongoing_requests, limits.max_queued_requests) == (5, 7)
     assert limits.graceful_shutdown_timeout_s == 9 and engine.ray_actor_options["num_cpus"] == 2
+    monkeypatch.setattr(ray, "LocalBackend", backend := Mock())
+    monkeypatch.setattr(ray.metrics, "log_requests", log := Mock())
+    for cores, used in ((None, 1), (2, 2)):
+        ray.EngineReplica.func_or_class(ServeOptions(cpus_per_replica=cores, log_format="json"))
+        assert backend.call_args.args[0].cpus_per_replica == used
+        log.assert_called_with("json")
 
 
 def test_a_gateway_on_ray_has_the_key_names_and_sites_of_its_environment_and_options(monkeypatch):
@@ -203,6 +226,7 @@ def test_a_gateway_on_ray_has_the_key_names_and_sites_of_its_environment_and_opt
     gateway = ray.app({"allowed_host": ("a.example",), "allow_origin": ("https://b.example",)})
     api = gateway._bound_deployment.func_or_class.__serve_build_asgi_app__
     options = gateway._bound_deployment.init_args[1]
+    monkeypatch.setattr(ray.metrics, "log_requests", Mock())
     monkeypatch.delenv("SPECDEMO_API_KEY", raising=False)
     assert guard().key is None and guard().answers_to("a.example")
     assert not guard().answers_to("evil.example")
@@ -212,8 +236,8 @@ def test_a_gateway_on_ray_has_the_key_names_and_sites_of_its_environment_and_opt
 
 
 def test_the_service_has_a_cluster_of_its_own_and_says_why_it_did_not_start(monkeypatch):
-    with bound_socket("127.0.0.1", 0) as probe:
-        options = ServeOptions("embedded", port=probe.getsockname()[1])
+    with bound_socket("127.0.0.2", 0) as probe:
+        options = ServeOptions("embedded", host="127.0.0.2", port=probe.getsockname()[1])
     init, failing = Mock(), Mock(side_effect=RuntimeError("Traceback\n  of Ray\nFailed to bind."))
     for module, name, double in (
         (ray.ray, "init", init),
@@ -225,6 +249,8 @@ def test_the_service_has_a_cluster_of_its_own_and_says_why_it_did_not_start(monk
     with pytest.raises(RequestFailed, match=r"did not start: Failed to bind\.$"):
         ray.on_ray(options, Event()).__enter__()
     assert init.call_args.args == ("local",), "a cluster of others may be here, or have been"
+    http = failing.call_args.kwargs["http_options"]
+    assert (http.host, http.port) == ("127.0.0.2", options.port)
 
 
 # The command
@@ -248,7 +274,7 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
     [
         (("--no-ray", "--replicas", "2"), "--replicas"),
         (("--no-ray", "--max-replicas", "2"), "--max-replicas"),
-        (("--no-ray", "--host", "192.0.2.77"), "--host"),
+        (("--no-ray", "--host", "192.0.2.77"), "--host 192.0.2.77 --port 8000 cannot be used"),
         (("--no-ray", "--model", "a/b"), "--pair embedded and --model a/b name two targets"),
         (("--replicas", "30", "--cpus-per-replica", "20"), "need 600 cores"),
     ],
@@ -259,8 +285,10 @@ def test_unusable_options_of_the_command_are_named(capsys, monkeypatch, argument
     assert code == 2 and named in message
 
 
-def test_a_port_in_use_is_named(capsys):
-    with bound_socket("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
-        code, message = serve(capsys, "--no-ray", "--port", port)
-    assert code == 2 and f"--port {port}" in message
+def test_replicas_which_run_elsewhere_get_whole_paths(monkeypatch, tmp_path):
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray, "on_ray", started := Mock(side_effect=RequestFailed("No cluster.")))
+    assert cli.main(["serve", "--model", "own", "--assistant-model", "a/b"]) == 1
+    options = started.call_args.args[0]
+    assert (options.model, options.assistant_model) == (str(tmp_path / "own"), "a/b")

@@ -176,6 +176,7 @@ class Gateway:
         self._backend, self._options = ReplicaBackend(engine), options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        metrics.log_requests(self._options.log_format)
         return openai_application(self._backend, self._options, key_from_environment())
 
 
