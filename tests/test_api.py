@@ -24,6 +24,7 @@ import specdemo
 from specdemo.api import ChatTokenizer, Extras, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
+from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.race import on_show
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
@@ -420,6 +421,15 @@ def test_unusable_options_are_named(toy):
             Pipeline(toy).generate(**{"prompt": "hello", **wrong})
 
 
+def test_models_are_loaded_as_the_options_say(monkeypatch):
+    monkeypatch.setattr("specdemo.api.open_session", opened := Mock())
+    models = {"model": "a/b", "assistant_model": "c/d", "weight_format": "int4"}
+    models |= {"kv_cache": "f16", "thinking": True}
+    specdemo.load(**models, threads=3)
+    [pair, _], options = opened.call_args
+    assert (pair.choice, options) == (ModelChoice(**models), {"threads": 3})
+
+
 def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
     tokenizer = ChatTokenizer(embedded_pair)
     ids = tokenizer.encode("one <|im_end|> two")
@@ -433,6 +443,11 @@ def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
     assert tokenizer.decode(continued, special=True).endswith("three")
     with pytest.raises(BadInput, match="The last message is the assistant's"):
         tokenizer.apply_chat_template(chat)
+    template = Template("qwen3", (FOLDER / "qwen3.jinja").read_text("utf-8"))
+    qwen = ChatTokenizer(replace(embedded_pair, template=template))
+    asked = qwen.apply_chat_template("Hi", tools=TOOLS, enable_thinking=False)
+    text = tokenizer.decode(asked, special=True)
+    assert '"name": "add"' in text and text.endswith("<think>\n\n</think>\n\n")
     with pytest.raises(BadInput, match="There are no messages"):
         tokenizer.apply_chat_template([])
     with pytest.raises(BadInput, match="^text is 3; it must be text"):

@@ -99,6 +99,10 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
         monkeypatch.setattr(hardware, "memory_bytes", Mock(side_effect=error))
         assert cli.main(["pairs"]) == code
         assert re.match(message, capsys.readouterr().err.strip())
+    monkeypatch.setenv("SPECDEMO_DEBUG", "1")
+    monkeypatch.setattr(hardware, "memory_bytes", Mock(side_effect=ValueError))
+    with pytest.raises(ValueError):
+        cli.main(["pairs"])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import BLOCK, ToyModel, logits_of
 
+from specdemo.engine import prefixes
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.forwards import Prompt
 from specdemo.engine.prefixes import PrefixCache
@@ -90,3 +91,11 @@ def test_kept_texts_hold_no_more_blocks_than_there_is_room_for(kept, room, newes
     assert len(cache._texts) >= min(newest, len(before))
     cache.make_room(0)
     assert pool.used == 0
+
+
+def test_the_newest_texts_are_kept_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(prefixes, "SPARE_TOKENS", 4 * BLOCK)
+    cache = cache_of([((token,) * 2 * BLOCK, False) for token in range(5)])
+    assert [*cache._texts] == [(token,) * 2 * BLOCK for token in (3, 4)]
+    keep(cache, (5,) * 9 * BLOCK)
+    assert cache.model.pool.used == 9, "that of the last request, whatever its length"

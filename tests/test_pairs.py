@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -97,7 +98,11 @@ def test_what_tune_found_is_kept_for_a_path_and_weight_format(tmp_path, monkeypa
     (tmp_path / "m").mkdir()
     same, path, other = (chosen_pair(registry.choice_of(name)).subject for name in names)
     assert same == path != other
-    assert same != chosen_pair(registry.choice_of("m", "int4")).subject
+    assert same != (rounded := chosen_pair(registry.choice_of("m", "int4")).subject)
+    rows = [DraftResult(NO_DRAFT, 1.0, 9.0, None, 0.1, 0.0, counted=6)]
+    monkeypatch.setattr(tuning, "race_drafts", lambda *_: rows)
+    assert cli.main(["tune", "m", "--weight-format", "int4"]) == 0
+    assert measured.read("tuned", rounded, TuningResult).winner == NO_DRAFT
 
 
 def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
@@ -225,6 +230,11 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(tiny
         load_own(copied)
 
 
+def test_a_loaded_pair_has_the_precision_and_the_thinking_that_were_chosen(tiny):
+    loaded = load_own(tiny.dolly, tiny.pythia, kv_cache="f16", thinking=True)
+    assert (loaded.kv_cache, loaded.template.thinking) == ("f16", True)
+
+
 def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home, tmp_path):
     draft = shutil.copytree(ir_folder(tiny_home, "llama-draft", "int8"), tmp_path / "draft")
     shutil.copy(tiny_home / "llama-draft" / "tokenizer.json", draft)
@@ -301,12 +311,24 @@ def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
     assert measured.read("profile", SUBJECT, Profile) is None
 
 
-def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(monkeypatch):
+def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(
+    monkeypatch, tmp_path
+):
     measured.write("profile", SUBJECT, MEASURED)
-    others = {"kv_cache": "u8"}, {"draft": Path("draft.xml")}
+    others = {"kv_cache": "u8"}, {"device": "torch:cpu"}, {"draft_device": "torch:cpu"}
+    others += {"draft": Path("draft.xml")}, {"head": Path("heads/head.xml")}
     subjects = [measured.subject_of(replace(FILES, **other), None) for other in others]
-    for subject in (*subjects, measured.subject_of(FILES, 99)):
+    monkeypatch.chdir(tmp_path)
+    for file in (FILES.target, FILES.target.with_suffix(".bin")):  # another graph, other weights
+        file.write_text("other")
+        subjects.append(measured.subject_of(FILES, None))
+    subjects.append(measured.subject_of(FILES, 99))
+    for subject in subjects:
         assert measured.read("profile", subject, Profile) is None
+        measured.write("profile", subject, MEASURED)
+    with monkeypatch.context() as patch:
+        patch.setattr(measured, "version", lambda package: "another")
+        assert measured.read("profile", SUBJECT, Profile) is None
     monkeypatch.setattr(kernels, "instructions", lambda: "others")
     assert measured.read("profile", measured.subject_of(FILES, None), Profile) is None
     monkeypatch.setattr(hardware, "describe", lambda: "another")
@@ -365,6 +387,17 @@ def test_compiled_code_is_kept_and_made_anew_if_damaged_or_anothers():
     assert code("text", "1.0") == b"('text', '1.0')"
 
 
+def test_kept_code_is_of_its_compiler_and_processor(monkeypatch):
+    llvmlite = pytest.importorskip("llvmlite")
+    monkeypatch.setattr(kernels, "keep_code", keep := Mock(side_effect=KeyError))
+    for features in ({"avx2": True}, {"avx2": True, "fma": True}):
+        monkeypatch.setattr(kernels, "_features", Mock(return_value=features))
+        with pytest.raises(KeyError):
+            kernels._compiled()
+    first, second = (kept.args[0] for kept in keep.mock_calls)
+    assert first != second and {llvmlite.__version__, platform.machine()} < {*first}
+
+
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
     measured.write("profile", SUBJECT, MEASURED)
 
@@ -383,8 +416,10 @@ def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
 
 
 def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
+    own = chosen_pair(ModelChoice(model="a/b", assistant_model="c/d", weight_format="int4"))
     made = chosen_pair(ModelChoice("qwen2.5-coder", weight_format="int4"))
-    assert [source.export for source in (made.target, *made.drafts)] == ["int4", "int4"]
+    for pair in (own, made):
+        assert [source.export for source in (pair.target, *pair.drafts)] == ["int4", "int4"]
     assert made.title == "Qwen2.5-Coder 1.5B, int4" and made.subject["weight_format"] == "int4"
     usual = chosen_pair(ModelChoice("qwen2.5-coder"))
     assert usual == replace(find_pair("qwen2.5-coder"), choice=usual.choice)

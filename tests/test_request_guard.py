@@ -642,6 +642,12 @@ def test_the_page_of_a_link_has_its_inputs_from_the_first_moment_and_no_other_pa
     assert inputs({}) == usual
 
 
+def test_a_tab_that_is_open_holds_up_no_server_that_ends(page, application):
+    (_, guard), _ = application
+    with httpx.stream("GET", f"{page}/gradio_api/heartbeat/a") as beats:
+        assert beats.status_code == 200 and guard.open == 0
+
+
 def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_status_alone(page):
     url, key = page, {"Authorization": "Bearer s3cret"}
     assert httpx.get(f"{url}/health").json() == {"status": "ready"}

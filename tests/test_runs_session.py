@@ -108,9 +108,10 @@ def test_any_combination_answers_and_states_what_it_does_to_exactness(
                 invariant = "bitwise equal" in words
                 assert trace.identical or not (invariant and exact)
         properties = session.target_properties(numerics)
+        drafts = dict(session.engine.draft.runner.settings.properties)
     assert numerics in words and (invariant or not exact or "logits depend" in words)
     if kv_cache != "auto":
-        assert properties["KV_CACHE_PRECISION"] == kv_cache
+        assert properties["KV_CACHE_PRECISION"] == drafts["KV_CACHE_PRECISION"] == kv_cache
         assert f"KV_CACHE_PRECISION={kv_cache}" in words
 
 
@@ -317,6 +318,7 @@ def test_a_measurement_takes_no_block_from_the_requests_that_fit(tiny_llama_pair
     with Session(small, cache_mb=0, background=False) as session:
         target = session.engine.target("exact")
         target.prefixes.make_room(0)
+        assert target.prefixes.capacity == -(-300 // target.model.block_size) + 2, "a full context"
         measuring, used = session.engine._preparation(target, 60.0), []
         for _ in measuring:
             used.append(target.model.pool.used)

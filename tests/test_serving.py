@@ -33,12 +33,13 @@ from specdemo.server import openai_api, schema
 from specdemo.server.backend import LocalBackend
 from specdemo.server.schema import DEFAULTS, ChatRequest, CompletionRequest
 from specdemo.server.server_options import ServeOptions
+from specdemo.text.templates import Template
 from specdemo.text.tokenizer import Tokenizer
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
 
 
-INFO = PairInfo("scripted", "Scripted-1", None, "abc123", "", "exact")
+INFO = PairInfo("scripted", "Scripted-1", None, "abc123", "def456")
 TEXT = "One two three four five six "  # the answer, over and over
 UNDRAFTED = {"speculative": {"drafter": "none"}}
 
@@ -100,10 +101,14 @@ def text_of(chunks) -> str:
 # What clients read
 
 
-def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(client):
+def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(client, toy):
     [model] = client.models.list().data
-    assert (model.id, model.object, model.owned_by) == ("Scripted-1", "model", "specdemo")
-    assert client.models.retrieve("Scripted-1").context_length == 512
+    figures = {"context_length": 512, "max_answer_tokens": 511, "vocabulary_size": 258}
+    names = {"id": "Scripted-1", "object": "model", "owned_by": "specdemo", "pair": "scripted"}
+    names |= {"draft": None, "target_revision": "abc123", "draft_revision": "def456"}
+    names |= {"numerics_found": toy.info.numerics_found}
+    assert model.model_dump(exclude={"created", "shutdown_date"}) == names | figures
+    assert client.models.retrieve("Scripted-1") == model
     assert chat(client, model="scripted", max_tokens=1).model == "Scripted-1"
     with pytest.raises(openai.NotFoundError) as caught:
         chat(client, model="gpt-9")
@@ -112,16 +117,23 @@ def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(clie
         client.models.retrieve("gpt-9")
 
 
-def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(client, toy):
-    drafting = {"speculative": {"drafter": "model", "draft_tokens": 1}}
-    answer = chat(client, max_tokens=4, temperature=0, extra_body=drafting)
+def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(
+    client, toy, monkeypatch
+):
+    monkeypatch.setattr(toy.draft, "right", (1, 2))
+    drafting = {"speculative": {"drafter": "model", "draft_tokens": 2}}
+    ask = partial(chat, client, max_tokens=8, temperature=0, extra_body=drafting)
+    answer = ask()
     choice, usage = answer.choices[0], answer.usage
-    assert (choice.message.content, choice.finish_reason) == ("One ", "length")
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt_of(toy)), 4)
-    assert usage.total_tokens == usage.prompt_tokens + 4
+    assert (choice.message.content, choice.finish_reason) == ("One two ", "length")
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt_of(toy)), 8)
+    assert usage.total_tokens == usage.prompt_tokens + 8
     figures = answer.model_extra["speculative"]
-    assert (figures["rounds"], figures["acceptance_rate"]) == (3, 1.0)
+    counts = {"rounds": 5, "tokens": 8, "draft_tokens": 7, "accepted_tokens": 3}
+    counts |= {"acceptance_rate": 3 / 6, "tokens_per_round": 7 / 4}
+    assert {name: value for name, value in figures.items() if name in counts} == counts
     assert "trace" not in figures
+    assert ask().usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens
 
 
 def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_usage(client, server):
@@ -141,6 +153,7 @@ def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_usage(c
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-accel-buffering"] == "no", "nginx holds no part of it back"
     assert response.text.endswith("\n\ndata: [DONE]\n\n")
 
 
@@ -476,6 +489,14 @@ def test_a_conversation_goes_through_the_chat_template(client, toy, encode):
     assert prompt_of(toy) == tuple(encode(prompt + "<|im_start|>assistant\n"))
 
 
+def test_a_request_has_variables_of_the_template(client, toy, monkeypatch):
+    jinja = "{{ messages[0].content }}{{ ' ' + mode }}{{ ' ' + reasoning_effort }}"
+    monkeypatch.setattr(toy, "loaded", replace(toy.loaded, template=Template("toy", jinja)))
+    more = {"reasoning_effort": "low", "chat_template_kwargs": {"mode": "brief"}}
+    chat(client, max_tokens=1, extra_body=more)
+    assert toy.loaded.tokenizer.decode(prompt_of(toy)) == "Count, please. brief low"
+
+
 def test_the_assistants_last_message_is_continued_where_asked_for(client, toy):
     last = {"role": "assistant", "content": "One two"}
     options = {"continue_final_message": True, "add_generation_prompt": False}
@@ -538,6 +559,7 @@ REFUSED = [
     ("stop", "stop is 5; it must be a string or a list.", {"stop": 5}),
     ("stop", "; it must have at most 16 items, not 17.", {"stop": ["x"] * 17}),
     ("n", "n is 33; it must be less than or equal to 32.", {"n": 33}),
+    ("n", "so 34 answers are wanted; this server gives 32 at", {"n": 17, "prompt": ["a", "b"]}),
     ("n", VALUE, {"n": True}),
     ("best_of", "best_of is 2; it must be n, or left out.", {"best_of": 2}),
     ("top_logprobs", VALUE, {"top_logprobs": 2}),

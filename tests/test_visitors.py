@@ -25,6 +25,7 @@ from specdemo.pairs.registry import ModelChoice
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
+from specdemo.server.host import Load
 from specdemo.server.page import events, web_app
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.service import LIMITS, Service, Visitor, VisitorLimits, visitor_of
@@ -256,7 +257,7 @@ def test_a_server_that_is_closed_loads_nothing_any_more(service, toy):
 
 def test_a_visitor_who_waits_reads_a_place_and_a_time():
     settings = Settings(drafter="none")
-    with toy_clock(), ToySession(active=1) as session, ThreadPoolExecutor(3) as pool:
+    with toy_clock(), ToySession(active=1, waiting=3) as session, ThreadPoolExecutor(3) as pool:
         session.target.forward_seconds = 0.25
         trace_of(session.ask(Question("0123456789", settings)))  # takes 11 forwards, 2.75 s
         session.pause()
@@ -266,16 +267,20 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
         seen = race(service_of(session), "have patience please")
         waiting = next(one for one in seen if one["phase"] == "waiting")
         assert waiting["note"] == "In the queue, 2 requests ahead; about 8 s"
+        with pytest.raises(Busy):  # a fourth would wait
+            trace_of(session.ask(Question("4", settings)))
         session.resume()
         assert list(seen)[-1]["phase"] == "done"
 
 
-def test_a_race_in_which_nothing_was_drafted_is_not_repeated(service, monkeypatch):
+def test_a_race_in_which_nothing_was_drafted_is_not_repeated(service, toy, monkeypatch):
     monkeypatch.setattr(events, "DRAWING_SECONDS", 0.0)
     for drafter in ("none", "model"):
         with closing(race(service, "again and again", drafter=drafter)) as messages:
             phases = {one["phase"] for one in messages}
         assert ("again" in phases) == (drafter == "model"), drafter
+    monkeypatch.setattr(service, "state", Load(EMBEDDED))
+    assert toy.questions[-1].loading(), "nor is any while models are loaded"
 
 
 # Figures for monitors
@@ -368,12 +373,24 @@ def test_one_browser_cannot_take_all_places_over_http(served):
     until(lambda: session.activity.active == 0)
 
 
+def test_a_call_of_generate_is_answered_as_its_arguments_say(served):
+    url, session, _ = served
+    settings = Settings(3, 2, "lookup", temperature=0.5, top_p=0.9, top_k=7, seed=5)
+    names = "max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"
+    arguments = {name: getattr(settings, name) for name in names} | {"draft_tokens": "2"}
+    call = f"{url}/gradio_api/call/v2/generate"
+    event = httpx.post(call, json={"instruction": "Hi", **arguments}).json()["event_id"]
+    assert "event: complete" in httpx.get(f"{call}/{event}").text
+    assert session.questions[-1].settings == settings
+
+
 def streamed(url: str, path: str, tab: str, **values):
     """The messages of a run of the page's scripts; `values` are the inputs that differ."""
     values = {**ModelMenu(EMBEDDED, shared=True).defaults, "question": "one two three", **values}
     body = {"visitor": tab, "values": values}
     with httpx.stream("POST", f"{url}/{path}", json=body, timeout=60) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.headers["x-accel-buffering"] == "no"
         for line in stream.iter_lines():
             if line.startswith("data: "):
                 yield json.loads(line.removeprefix("data: "))

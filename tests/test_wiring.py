@@ -7,30 +7,35 @@ import json
 import logging
 import signal
 from contextlib import ExitStack, suppress
-from unittest.mock import Mock
+from itertools import count
+from unittest.mock import Mock, call
 
 import httpx
 import pytest
 from conftest import ROOT
 from helpers import race_trace, until
 from prometheus_client.parser import text_string_to_metric_families
-from toy_session import ToySession, toy_clock
+from toy_session import ToySession, byte_pair, toy_clock
 
 from specdemo import cli
+from specdemo.commands import option_name, shared
 from specdemo.commands import page as page_command
+from specdemo.commands import run as run_command
 from specdemo.commands import serve as serve_command
 from specdemo.commands.page import PageOptions
 from specdemo.engine.engine import CacheUse
 from specdemo.engine.scheduler import QUEUED, Activity
-from specdemo.errors import BadInput, Busy
+from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.options import parse
 from specdemo.pairs import registry
 from specdemo.pairs.registry import EMBEDDED, ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.server import metrics as metrics_module
 from specdemo.server.host import Host
 from specdemo.server.metrics import Record, log_requests
 from specdemo.server.page.model_menu import ModelMenu
 from specdemo.server.page.routes import PageGuard
-from specdemo.server.page.service import VisitorLimits
+from specdemo.server.page.service import Service, Visitor, VisitorLimits
 from specdemo.server.request_guard import PRIVATE_NETWORKS, RequestGuard
 from specdemo.server.web_server import CONNECTIONS, Server
 
@@ -97,10 +102,13 @@ def build(monkeypatch):
 @COMMANDS
 def test_a_server_wants_the_key_of_its_environment(build, monkeypatch, command):
     assert build(*command).ask("/metrics").status_code == 200
-    monkeypatch.setenv("SPECDEMO_API_KEY", "s3cret")
+    monkeypatch.setenv("SPECDEMO_API_KEY", " s3cret\n")  # as files of secrets end
     built = build(*command)
     assert built.ask("/metrics").status_code == 401
     assert built.ask("/metrics", **KEY).status_code == 200
+    # All of the API needs the key, which a page of another site does not have.
+    by_any_name = built.ask("/metrics", Host="any.example", **KEY).status_code
+    assert by_any_name == (403 if command == ("page",) else 200)
 
 
 @pytest.mark.parametrize("command", [("serve", "--no-ray"), ("serve",), ("page",)])
@@ -194,11 +202,21 @@ def test_the_page_of_a_tunnel_answers_to_its_name_for_strangers(build, monkeypat
     assert "This server is shared" in built.race(pair="gpt2-xl")["note"]
 
 
-def test_the_page_takes_its_limits_from_its_options(build, monkeypatch):
-    built = build("page", "--max-new-tokens", "77", "--race-seconds", "0")
+def test_a_race_is_that_of_the_options_and_inputs_for_its_tab_and_network(build, monkeypatch):
+    built = build("page", "--max-new-tokens", "77", "--race-seconds", "0.5")
     assert '"value":77' in built.ask("/config").text.replace(" ", "")
-    last = built.race(question="Hello there")
-    assert last["phase"] == "done" and not last["trace"]["repeats"]
+    values = {"max_new_tokens": 3, "draft_tokens": 2, "drafter": "lookup", "temperature": 0.5}
+    values |= {"top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5, "coupling": "maximal"}
+    values |= {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    values["json_schema"] = '{"type": "integer"}'
+    built.race(**values)
+    [asked] = built.open_session.return_value.questions
+    assert asked.settings == Settings(**values)
+    assert asked.baseline and asked.repeat == 0.5 and asked.candidates and not asked.measured
+    monkeypatch.setattr(Service, "request", Mock(side_effect=Busy("Full.")))
+    assert built.race()["note"] == "Full."
+    assert built.ask("/open", {"run": "{}", "visitor": "tab"}).status_code == 429
+    assert Service.request.mock_calls == [call(Visitor("tab", "192.0.2.7/32"))] * 2
 
 
 def test_the_page_downloads_a_pair_unless_it_may_not(build, monkeypatch):
@@ -206,36 +224,65 @@ def test_the_page_downloads_a_pair_unless_it_may_not(build, monkeypatch):
     monkeypatch.setattr(
         "specdemo.server.page.background_download.BackgroundDownload.start", started
     )
-    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     monkeypatch.setattr(registry, "default_pair", lambda: (EMBEDDED, "embedded"))
     monkeypatch.setattr(registry, "pair_to_fetch", lambda pair: registry.find_pair("gpt2-xl"))
-    for options, count in ((("--no-fetch",), 0), ((), 1)):
+    for offline, options, times in ((False, ["--no-fetch"], 0), (True, [], 0), (False, [], 1)):
+        is_offline = Mock(return_value=offline)
+        monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", is_offline)
         assert cli.main(["page", *options]) == 0
-        assert started.call_count == count
+        assert started.call_count == times
 
 
-def test_the_api_takes_its_limits_from_its_options(build):
-    built = build("serve", "--no-ray", "--max-new-tokens", "1")
-    answer = built.ask("/v1/chat/completions", CHAT).json()
-    assert answer["usage"]["completion_tokens"] == 1
-    for wanted in ({"n": 33}, {"n": 17, "prompt": ["a", "b"]}):
-        path = "/v1/completions" if "prompt" in wanted else "/v1/chat/completions"
-        body = {**CHAT, **wanted, "max_tokens": 1}
-        if "prompt" in wanted:
-            del body["messages"]
-        refused = built.ask(path, body)
-        assert refused.status_code == 400 and "32" in refused.json()["error"]["message"]
+def test_a_request_has_the_limit_and_the_drafter_of_the_options_unless_it_names_its_own(build):
+    built = build("serve", "--no-ray", "--max-new-tokens", "1", "--drafter", "none")
+    named = {"max_tokens": 2, "speculative": {"drafter": "lookup"}}
+    for own, length, drafter in (({"speculative": {}}, 1, "none"), (named, 2, "lookup")):
+        own["speculative"]["trace"] = True
+        answer = built.ask(ANSWERS, CHAT | own).json()
+        assert answer["usage"]["completion_tokens"] == length
+        assert answer["speculative"]["trace"]["settings"]["drafter"] == drafter
 
 
 @COMMANDS
-def test_the_models_have_the_places_cores_and_cache_of_the_options(build, command):
+def test_the_models_and_their_places_cores_and_cache_are_those_of_the_options(
+    build, monkeypatch, command
+):
+    for kind, name in ((ModelMenu, "fetch"), (ToySession, "prepare")):
+        monkeypatch.setattr(kind, name, Mock(return_value=True))
+    models = {"pair": "", "model": "a/b", "assistant_model": "c/d", "weight_format": "int4"}
+    models |= {"kv_cache": "f16"}
+    options = [part for name in models for part in (option_name(name), models[name])]
     places = ["--max-ongoing", "5", "--max-waiting", "7", "--cpus-per-replica", "3"]
     capacity = {"active": 5, "waiting": 7, "threads": 3, "cache_mb": 9}
     if command == ("page",):
         places, capacity = ["--visitors", "5"], {"active": 5, "cache_mb": 9}
-    opened = build(*command, "--cache-mb", "9", "--kv-cache", "f16", *places).open_session.call_args
-    assert (opened.args[0].name, opened.args[0].choice.kv_cache) == ("embedded", "f16")
-    assert opened.kwargs == capacity
+    built = build(*command, *options, "--thinking", "--cache-mb", "9", *places)
+    [pair, _], found = built.open_session.call_args
+    chosen = {name: getattr(pair.choice, name) for name in (*models, "thinking")}
+    assert (chosen, found) == (models | {"thinking": True}, capacity)
+    # The page fetches before it loads, and compiles the rest between questions.
+    assert ModelMenu.fetch.called == (command == ("page",)) != ToySession.prepare.called
+
+
+@pytest.mark.parametrize("command", [("run", "Hi"), ("bench",), ("audit",)], ids=" ".join)
+def test_a_command_opens_the_models_of_its_options_with_their_threads(monkeypatch, command):
+    load, opened = Mock(return_value=byte_pair()), Mock(side_effect=RequestFailed("enough"))
+    for module in (shared, run_command):
+        monkeypatch.setattr(module, "load_pair", load)
+    monkeypatch.setattr("specdemo.runs.session.Session", opened)
+    models = ["--pair", "embedded", "--kv-cache", "f16"]
+    assert cli.main([*command, *models, "--threads", "3"]) == 1
+    load.assert_called_once_with(ModelChoice("embedded", kv_cache="f16"))
+    options = {"background": False} if "run" in command else {}  # of what ends at once
+    opened.assert_called_once_with(load.return_value, threads=3, **options)
+
+
+def test_a_server_whose_models_cannot_be_loaded_ends_and_says_why(build, monkeypatch, capsys):
+    failing = Mock(side_effect=RequestFailed("The disk is full."))
+    monkeypatch.setattr("specdemo.runs.session.open_session", failing)
+    monkeypatch.setattr(Server, "run", lambda server, _: until(lambda: server.should_exit))
+    assert cli.main(["serve", "--no-ray", "--pair", "embedded"]) == 1
+    assert "could not be loaded: The disk is full." in capsys.readouterr().err
 
 
 @COMMANDS
@@ -315,14 +362,6 @@ def test_every_line_of_a_server_is_json_where_the_log_is(build, capfd, monkeypat
     assert not out and messages[-1].startswith("Finishing what has begun")
 
 
-def test_the_drafter_of_the_options_is_that_of_requests_that_name_none(build):
-    built = build("serve", "--no-ray", "--drafter", "none")
-    named = {**CHAT, "speculative": {"drafter": "lookup", "trace": True}}
-    for body, drafter in (({**CHAT, "speculative": {"trace": True}}, "none"), (named, "lookup")):
-        trace = built.ask(ANSWERS, body).json()["speculative"]["trace"]
-        assert trace["settings"]["drafter"] == drafter
-
-
 def test_without_a_folder_for_temporary_files_the_page_says_what_to_set(monkeypatch, capsys):
     missing = FileNotFoundError("No usable temporary directory found in ['/tmp']")
     monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=missing))
@@ -334,17 +373,19 @@ def test_without_a_folder_for_temporary_files_the_page_says_what_to_set(monkeypa
 
 
 def figures_of(metrics: str) -> dict[str, float]:
-    """Every figure by its name and the values of its labels, but for those of times."""
+    """Every figure by its name and the values of its labels, without the parts of histograms."""
     families = text_string_to_metric_families(metrics)
     figures = (figure for family in families for figure in family.samples)
     return {
         " ".join([figure.name, *figure.labels.values()]): figure.value
         for figure in figures
-        if not figure.name.endswith(("_created", "_bucket", "_sum"))
+        if not figure.name.endswith(("_created", "_bucket"))
     }
 
 
-def test_every_metric_counts_what_its_name_says():
+def test_every_metric_counts_what_its_name_says(monkeypatch):
+    ticks = count()  # of a clock: the first token, the end of the answer, and others later
+    monkeypatch.setattr(metrics_module, "time", Mock(monotonic=lambda: next(ticks)))
     blocks = {"target": CacheUse(5, 2, 100), "draft": CacheUse(3, 0, 50)}
     session = Mock(activity=Activity(2, 3, 4), engine=Mock(cache_blocks=lambda: blocks))
     pair = ModelChoice("embedded")
@@ -375,7 +416,9 @@ def test_every_metric_counts_what_its_name_says():
         "specdemo_draft_tokens_accepted_total": 3,
         "specdemo_errors_total KeyError": 1,
         "specdemo_time_to_first_token_seconds_count": 1,
+        "specdemo_time_to_first_token_seconds_sum": 1,
         "specdemo_answer_seconds_count": 1,
+        "specdemo_answer_seconds_sum": 2,
         "specdemo_visitors": 6,
         "specdemo_requests_active": 2,
         "specdemo_requests_waiting": 3,
