@@ -41,6 +41,9 @@ from tools.agreement import choices
 TOKENS = 20  # of an answer
 TOGETHER = 32  # answers that are computed at once
 LONGEST = 160  # characters of a question from a file
+SHORT_QUESTIONS = Path(__file__).with_name("short_questions.json")
+"""Templates of questions, and lists of what their blanks stand for."""
+
 REFERENCE, KERNELS = "reference", "kernels"
 
 
@@ -70,121 +73,15 @@ for _name in ("auto", "int8"):
         **{f"{_name}-{wide}": Rounding(_name, wide=wide) for wide in WIDE},
     }
 
-_COUNTRIES = """France, Germany, Italy, Spain, Portugal, Norway, Sweden, Finland, Denmark, Poland,
-Greece, Turkey, Egypt, Kenya, Nigeria, Ghana, Morocco, Ethiopia, India, China, Japan, Vietnam,
-Thailand, Indonesia, Australia, Canada, Mexico, Brazil, Argentina, Chile, Peru, Colombia, Cuba,
-Iran, Iraq, Israel, Jordan, Pakistan, Nepal, Mongolia, Russia, Ukraine, Hungary, Austria,
-Switzerland, Belgium, Ireland, Iceland, Croatia"""
-_THINGS = """gravity, a prime number, photosynthesis, DNA, inflation, democracy, a haiku, Python,
-SQL, machine learning, a volcano, a transistor, vitamin C, jazz, entropy, an algorithm, a black
-hole, a metaphor, electricity, a vaccine, the internet, a rainbow, chess, an atom, evolution,
-plastic, yoga, a mortgage, the stock market, recursion, a neural network, a comet, cholesterol,
-karma"""
-_TOPICS = """cats, the sea, winter, coffee, trains, a dragon, my garden, old friends, dogs, the
-moon, music, school, robots, birds, love, my grandmother"""
-_PEOPLE = """Albert Einstein, Marie Curie, Cleopatra, Napoleon, Mozart, Shakespeare, Isaac Newton,
-Frida Kahlo, Nelson Mandela, Ada Lovelace, Leonardo da Vinci, Charles Darwin, Gandhi, Alan Turing,
-Jane Austen, Julius Caesar, Picasso, Rosa Parks, Galileo, Beethoven"""
-_DEEDS = """wrote Hamlet, painted Guernica, discovered penicillin, invented the telephone, was
-Marie Curie, composed The Four Seasons, was Napoleon, was the first man on the moon, built the
-pyramids, wrote Don Quixote, painted the Mona Lisa, discovered America, invented the light bulb,
-wrote 1984, was the first president of the United States, founded Microsoft"""
-_CHORES = """boil an egg, tie a tie, learn to swim, fall asleep faster, cook rice, save money,
-change a tire, write a resume, learn guitar, clean a window, bake bread, lose weight, plant
-tomatoes, make new friends, stop smoking, train a puppy, remove a stain, fix a leaky tap, get a
-passport, learn Spanish, make pancakes, start a business, run faster, take good photos"""
-_WORDS = """happy, big, serendipity, ubiquitous, begin, brave, ephemeral, quick, diligent,
-strange, angry, obvious, resilient, calm, ancient, pragmatic, empathy, generous, fragile,
-ambiguous"""
-_SAYINGS = """good morning, thank you, where is the station?, I am hungry, how much is it?, I love
-you, see you tomorrow, I don't understand, happy birthday, the weather is nice today"""
-_FROM = "Paris, London, New York, Tokyo, Berlin, Cairo, Sydney, Mumbai"
-_TO = "Rome, Moscow, Chicago, Beijing, Madrid, Toronto, Singapore, Lima"
-_PAIRS = """a virus and bacteria, a lake and a pond, weather and climate, http and https, RAM and
-ROM, who and whom, a crocodile and an alligator, speed and velocity, a simile and a metaphor, a
-list and a tuple, coffee and espresso, a nation and a state, jam and jelly, mass and weight, a
-fruit and a vegetable, TCP and UDP"""
-_FAITS = """la France, l'Italie, l'Espagne, la Suisse, la Chine, l'Allemagne, la Norvège,
-l'Égypte, la Russie, la Pologne, l'Inde, la Turquie"""
-_LAENDER = """Frankreich, Italien, Spanien, Polen, Japan, China, Kanada, Norwegen, Russland,
-Ungarn, Griechenland, Indien"""
-_COSAS = """la gravedad, la democracia, un volcán, la inflación, el jazz, un átomo, la
-fotosíntesis, el ajedrez, una vacuna, un algoritmo, la luna, el ADN"""
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "What is the capital of {}?": (_COUNTRIES,),
-    "what language do they speak in {}": (_COUNTRIES,),
-    "Where is {}?": (_COUNTRIES,),
-    "how many people live in {}": (_COUNTRIES,),
-    "What currency does {} use?": (_COUNTRIES,),
-    "what food is {} famous for": (_COUNTRIES,),
-    "best time of year to visit {}?": (_COUNTRIES,),
-    "capital of {}": (_COUNTRIES,),
-    "What is the population of {}?": (_COUNTRIES,),
-    "things to do in {}": (_COUNTRIES,),
-    "is {} in Europe?": (_COUNTRIES,),
-    "what's the weather like in {}": (_COUNTRIES,),
-    "Who is the leader of {}?": (_COUNTRIES,),
-    "Tell me a fun fact about {}.": (_COUNTRIES,),
-    "What is {}?": (_THINGS,),
-    "what is {}": (_THINGS,),
-    "Explain {} in one sentence.": (_THINGS,),
-    "explain {} like I'm five": (_THINGS,),
-    "why is {} important?": (_THINGS,),
-    "Tell me about {}": (_THINGS,),
-    "the history of {}": (_THINGS,),
-    "Who {}?": (_DEEDS,),
-    "who {}": (_DEEDS,),
-    "When was {} born?": (_PEOPLE,),
-    "who was {}": (_PEOPLE,),
-    "What is {} known for?": (_PEOPLE,),
-    "give me a quote by {}": (_PEOPLE,),
-    "how did {} die": (_PEOPLE,),
-    "Where did {} live?": (_PEOPLE,),
-    "How do I {}?": (_CHORES,),
-    "how to {}": (_CHORES,),
-    "how long does it take to {}": (_CHORES,),
-    "easiest way to {}?": (_CHORES,),
-    "is it hard to {}": (_CHORES,),
-    "I want to {}. Where do I start?": (_CHORES,),
-    "What does {} mean?": (_WORDS,),
-    "another word for {}": (_WORDS,),
-    "opposite of {}": (_WORDS,),
-    "define {}": (_WORDS,),
-    "Is {} a noun or an adjective?": (_WORDS,),
-    "Use the word {} in a sentence.": (_WORDS,),
-    "How far is it from {} to {}?": (_FROM, _TO),
-    "What's the difference between {}?": (_PAIRS,),
-    "difference between {}": (_PAIRS,),
-    "What is {} {} {}?": ("3, 7, 12, 25", "plus, times, minus", "2, 5, 9, 11"),
-    "{}{}{}=": ("4, 8, 16, 30", "+, *, -", "2, 3, 6"),
-    "Convert {} {}.": ("5, 20, 100", "miles to km, pounds to kg, inches to cm, feet to meters"),
-    "Write a short {} about {}.": ("poem, story, joke, list, song", _TOPICS),
-    "why do people write about {}": (_TOPICS,),
-    "Give me {} {} {}.": ("three, five", "tips for, ideas for, facts about", _TOPICS),
-    "Translate '{}' to {}.": (_SAYINGS, "French, German, Spanish, Italian"),
-    "how do you say {} in {}": (_SAYINGS, "Japanese, Portuguese, Dutch"),
-    "Recommend a {} {}": ("good, funny, short", "book, film, game, podcast, TV show, recipe"),
-    "Write a {} function that {}.": (
-        "Python, JavaScript, C, Rust, Java",
-        "adds two numbers, reverses a string, sorts a list, counts words, checks for a palindrome, "
-        "finds the largest number, reads a file, removes duplicates",
-    ),
-    "how do I {} in {}": ("sort a list, read a file, make a loop", "python, bash, javascript, Go"),
-    "Quelle est la capitale de {} ?": (_FAITS,),
-    "Was ist die Hauptstadt von {}?": (_LAENDER,),
-    "wo liegt {}": (_LAENDER,),
-    "¿Qué es {}?": (_COSAS,),
-    "explícame {}": (_COSAS,),
-}
-
 
 def questions(file: str) -> list[str]:
-    """Short questions as visitors type them, from TEMPLATES and a `file` of prompts, if any; in the
-    same order each time."""
+    """Short questions as visitors type them, from SHORT_QUESTIONS and a `file` of prompts, if any;
+    in the same order each time."""
+    known = json.loads(SHORT_QUESTIONS.read_text("utf-8"))
     asked = [
         template.format(*values)
-        for template, lists in TEMPLATES.items()
-        for values in product(*(" ".join(each.split()).split(", ") for each in lists))
+        for template, names in known["templates"].items()
+        for values in product(*(known["lists"].get(name, name).split(", ") for name in names))
     ]
     if file:
         texts = (prompt.instruction for prompt in read_prompts(file))
