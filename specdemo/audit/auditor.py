@@ -1,7 +1,6 @@
 """Audits engines: a row for each engine and method, a cell for each property. Judges all cells at
 once. Makes the HTML page: who is lossless, what a failure means."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -113,26 +112,16 @@ def audit(
         engine.close()
 
 
-def verdicts(rows: Sequence[AuditRow]) -> list[str]:
-    """A sentence for each engine: how many of its tests failed."""
-    sentences = []
-    for engine in dict.fromkeys(row.engine for row in rows):
-        cells = [cell for row in rows if row.engine == engine for cell in row.cells.values()]
-        results = Counter(cell.result for cell in cells)
-        passed, failed = results["pass"], results["fail"]
-        why = next((f": {cell.note.rstrip('.')}" for cell in cells if cell.note), "")
-        verdict = (
-            f"is lossless: none of {passed} tests failed" if passed else f"was not tested{why}"
-        )
-        if failed:
-            verdict = f"failed {failed} of {passed + failed} tests"
-        sentences.append(f"{engine} {verdict}.")
-    return sentences
+VERDICTS = {
+    "pass": "{engine} is lossless: none of {ran} tests failed.",
+    "fail": "{engine} failed {failed} of {ran} tests.",
+    "none": "{engine} was not tested: {why}.",
+}
 
 
 def engine_results(rows: Sequence[AuditRow]) -> list[dict[str, Any]]:
-    """For the template: the tests of each engine with one set of plugin properties. Lossless
-    engines first, then failing ones, then those that did not run."""
+    """The tests of each engine with one set of plugin properties. Lossless engines first, then
+    failing ones, then those that did not run."""
     groups: dict[str, list[AuditRow]] = {}
     for row in rows:
         suffix = ", its own properties" if row.method.endswith(OWN_PROPERTIES) else ""
@@ -150,10 +139,17 @@ def engine_results(rows: Sequence[AuditRow]) -> list[dict[str, Any]]:
                 "ran": passed + failed,
                 "failed": failed,
                 "failing": dict.fromkeys(name for row in group for name in row.failures),
-                "why": next((cell.note for cell in cells if cell.note), "nothing was tested"),
+                "why": next(
+                    (cell.note.rstrip(".") for cell in cells if cell.note), "no test applies"
+                ),
             }
         )
-    return sorted(results, key=lambda each: ("pass", "fail", "none").index(each["result"]))
+    return sorted(results, key=lambda each: [*VERDICTS].index(each["result"]))
+
+
+def verdicts(rows: Sequence[AuditRow]) -> list[str]:
+    """A sentence for each of the `engine_results`."""
+    return [VERDICTS[each["result"]].format_map(each) for each in engine_results(rows)]
 
 
 def page(report: AuditReport) -> str:
