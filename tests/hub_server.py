@@ -9,7 +9,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,12 +25,9 @@ XML, BIN = "openvino_model.xml", "openvino_model.bin"
 
 @dataclass
 class Repository:
-    """Files by name. In the middle of its first large file `trouble` is called, once, and the
-    connection breaks off."""
+    """Files by name."""
 
     files: dict[str, bytes | memoryview]
-    commit: str = COMMIT
-    trouble: Callable[[], None] | None = None
     _digests: dict[str, str] = field(default_factory=dict)
 
     def digest(self, name: str) -> str:
@@ -56,7 +52,8 @@ class Hub:
 
     `space` holds the files that `hf upload --repo-type space` committed; binary ones must come as
     blobs of Git LFS, as on the Hub. Files named in `corrupt` are served so. While `go_on` is not
-    set, each large file stops in its middle. While it is `lost` no request is answered.
+    set, each large file stops in its middle. While it is `lost` no request is answered, and files
+    break off.
     """
 
     def __init__(self) -> None:
@@ -86,7 +83,9 @@ class Hub:
 
     def add_folder(self, name: str, folder: Path) -> None:
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        self.repositories[name] = Repository(files)
+        self.repositories[name] = repository = Repository(files)
+        for file in files:  # now, since large ones take longer than a client waits
+            repository.digest(file)
 
     def finish_transfers(self) -> None:
         """Wait until no file is being sent, and forget those that were."""
@@ -140,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories.get(repo)
         if repository is None:
             self.fail(401, "RepoNotFound")
-        elif revision not in (None, "main", repository.commit):
+        elif revision not in (None, "main", COMMIT):
             self.fail(404, "RevisionNotFound")
         elif not name:
             self.metadata(repository, repo)
@@ -207,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             digest, size = repository.digest(name), len(content)
             lfs = {"sha256": digest, "size": size, "pointerSize": 134} if size >= LARGE else None
             siblings.append({"rfilename": name, "size": size, "blobId": digest, "lfs": lfs})
-        about = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
+        about = {"_id": "1", "id": repo, "sha": COMMIT, "siblings": siblings}
         with suppress(KeyError, ValueError):
             about["config"] = json.loads(bytes(repository.files["config.json"]))
         self.answer(about)
@@ -219,20 +218,18 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(wanted[1]) if wanted else 0
         body = content[start:]
-        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{repository.digest(name)}"'}
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{repository.digest(name)}"'}
         if wanted:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         self.head(206 if wanted else 200, len(body), headers)
         if self.command == "HEAD":
             return
-        trouble = repository.trouble if len(body) >= LARGE else None
-        if trouble:
-            repository.trouble = None
-            body = body[: len(body) // 2]
         sent, half = 0, len(body) // 2
         hub.sending += 1
         try:
             for piece in (body[:half], body[half:]):
+                if hub.lost:
+                    raise ConnectionResetError
                 self.wfile.write(piece)
                 sent += len(piece)
                 if len(body) >= LARGE:
@@ -241,9 +238,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         hub.served.append(Served(name, start, sent))
         hub.sending -= 1
-        if trouble:
-            trouble()
-            self.close_connection = True
 
     def fail(self, status: int, code: str) -> None:
         self.head(status, 0, {"X-Error-Code": code, "X-Error-Message": "refused"})

@@ -158,11 +158,14 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
 )
 def test_what_fails_is_a_sentence_and_the_embedded_pair_goes_on(place, small_disk, trouble, said):
     place.hub.lost = trouble == "no network"
-    if trouble == "lost network":
-        lose = lambda: setattr(place.hub, "lost", True)  # noqa: E731
-        place.hub.repositories[TARGET].trouble = lose
     small_disk(10 if trouble == "full disk" else 10**9)
+    if trouble == "lost network":
+        place.hub.go_on.clear()
     place.download.start()
+    if trouble == "lost network":
+        until(lambda: (now := place.download.progress) and now.done > 50_000)
+        place.hub.lost = True
+        place.hub.go_on.set()
     place.wait("failed")
     error = place.download.error
     assert said in error and "\n" not in error and "/tmp" not in error

@@ -244,7 +244,8 @@ def test_a_space_is_uploaded_preloaded_and_answers_in_the_hubs_iframe(tiny_home,
     commit = made.stdout.decode().strip() or "HEAD"
     with Hub() as hub:
         space = rehearsal.Space(tmp_path / "space", hub)
-        rehearsal.add_folders(hub, rehearsal.pair_folders(tiny_home))
+        for name, folder in rehearsal.pair_folders(tiny_home).items():
+            hub.add_folder(name, folder)
         space.upload(commit)
         binary = [name for name, content in hub.space.items() if is_binary(content)]
         assert len(binary) == len(hub.blobs) > 0

@@ -20,8 +20,8 @@ from tools.rehearse import (
     expected_speedup,
     rehearse,
     rehearse_pair,
+    round_cost,
     shape_of,
-    tokens_needed,
     write_made_up,
 )
 
@@ -111,4 +111,4 @@ def test_expected_speed_ups_are_leviathans_and_costs_never_fall_with_the_size():
     assert expected_speedup(0.7, 5, 0.1, [1.0] * 6) == pytest.approx(theorem)
     assert expected_speedup(1.0, 4, 0.0, [1.0, 1.5, 2.0, 2.5, 2.2]) == 5 / 2.5
     tokens = sum(0.7**position for position in range(6))
-    assert tokens_needed(theorem, 5, 0.1, [1.0] * 6) == pytest.approx(tokens)
+    assert theorem * round_cost(5, 0.1, [1.0] * 6) == pytest.approx(tokens)

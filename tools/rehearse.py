@@ -227,16 +227,16 @@ def rehearse(
 
 def expected_speedup(rate: float, length: int, step: float, verify: Sequence[float]) -> float:
     """Speed-up over autoregressive decoding with drafts of `length` tokens: theorem 3.8 of
-    Leviathan et al. (arXiv 2211.17192), but a verification takes its measured seconds. `verify`
-    are those of 1, 2, ... tokens, made non-decreasing, and `step` those of a draft token."""
+    Leviathan et al. (arXiv 2211.17192), but a verification takes its measured seconds."""
     tokens = sum(rate**position for position in range(length + 1))
-    return tokens * verify[0] / (length * step + max(verify[: length + 1]))
+    return tokens / round_cost(length, step, verify)
 
 
-def tokens_needed(speedup: float, length: int, step: float, verify: Sequence[float]) -> float:
-    """The tokens a round, on average, with which drafts of `length` tokens give this `speedup`;
-    the rest as in `expected_speedup`. More than `length` + 1 cannot be."""
-    return speedup * (length * step + max(verify[: length + 1])) / verify[0]
+def round_cost(length: int, step: float, verify: Sequence[float]) -> float:
+    """The cost of a round with a draft of `length` tokens, in tokens of autoregressive decoding.
+    `verify`: seconds of forwards of 1, 2, ... tokens, made non-decreasing; `step`: of a draft
+    token."""
+    return (length * step + max(verify[: length + 1])) / verify[0]
 
 
 @click.command()
@@ -265,7 +265,7 @@ def command(pair: str, json_file: str | None) -> None:
             }
             prospects.append(both | speedups)
             for k in lengths[:5]:
-                need = {f"{gain:g}": tokens_needed(gain, k, step, verify) for gain in GAINS}
+                need = {f"{gain:g}": gain * round_cost(k, step, verify) for gain in GAINS}
                 needs.append({**both, "draft_tokens": k, **need})
     figures = {
         "machine": hardware.describe(),

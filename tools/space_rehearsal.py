@@ -37,7 +37,7 @@ from starlette.routing import Route
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from hub_server import Hub, Repository  # noqa: E402
+from hub_server import Hub  # noqa: E402
 from tiny_models import write_neox_tokenizer  # noqa: E402
 
 # The steps of the builder, from its public logs (2026-07). The second line is one pip call.
@@ -95,14 +95,6 @@ def pair_folders(home: Path) -> dict[str, Path]:
     """The folders of the pair, by repository; named as in the tests' tiny models."""
     target, draft = home / "dolly-int8", home / "pythia"
     return {"OpenVINO/dolly-v2-3b-int4-ov": target, "EleutherAI/pythia-70m": draft}
-
-
-def add_folders(hub: Hub, folders: dict[str, Path]) -> None:
-    for name, folder in folders.items():
-        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        hub.repositories[name] = Repository(files)
-        for file in files:  # now, since it takes longer than a client waits
-            hub.repositories[name].digest(file)
 
 
 @dataclass
@@ -385,7 +377,8 @@ def main(argument: str = "HEAD") -> None:
         Path(home).chmod(0o755)
         folders = pair_folders(Path(home, "weights"))
         write_weights(*folders.values())
-        add_folders(hub, folders)
+        for name, folder in folders.items():
+            hub.add_folder(name, folder)
         rehearse(Space(Path(home, "space"), hub), argument)
 
 
