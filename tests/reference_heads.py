@@ -2,7 +2,7 @@
 with. The parameters are named as in checkpoints."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,13 @@ class ReferenceHead(torch.nn.Module):
             states, tokens = np.vstack([states, chained[-1:]]), [*tokens, token]
         return self(states, tokens)[0][-1 - len(drafted) :]
 
-    def right(self, states: np.ndarray, text: list[int], begin: int, rounds) -> tuple[int, int]:
-        """How many draft tokens of the `rounds`, whose tokens begin at `begin` of a text with these
-        `states`, are chosen here too; and how many there are."""
-        right = total = 0
-        for round_ in rounds:
+    def right(self, trace, pair, states_of: Callable[[list[int]], np.ndarray]) -> tuple[int, int]:
+        """How many draft tokens of a run of the `pair` are chosen here too, and how many there are.
+        `states_of` gives the target's states of a text."""
+        prompt = pair.template.render(trace.instruction, pair.tokenizer)
+        text, begin, right, total = [*prompt, *trace.token_ids], len(prompt), 0, 0
+        states = states_of(text)
+        for round_ in trace.decoding_rounds:
             drafted = [token.id for token in round_.drafted]
             logits = self.chain(states[:begin], text[1 : begin + 1], drafted)
             for row, token in zip(logits, drafted, strict=False):

@@ -211,25 +211,24 @@ def test_logits_are_those_of_torch_in_any_forward_and_answers_those_without_a_dr
     ids=str,
 )
 def test_kernels_compute_decoders_of_many_families(tmp_path, family, own):
-    pytest.importorskip("llvmlite")
     model = tiny_gguf.torch_model(family, **own)
     model = tiny_gguf.saved(tmp_path / "model", model, "float32")
     xml = exported(tmp_path / "model", "int8")
     round_weights(model, four=False)
-    expected = torch_logits(model)
-    paged = PagedModel(xml, ModelSettings(properties=OWN))
-    differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
-    assert differences.max() < 0.2 * expected.std()  # activations have 8 bits
-    require_equal_bits(paged)
+    require_kernels(xml, torch_logits(model))
 
 
 def test_kernels_compute_dolly_as_optimum_intel_exports_it(tiny_home):
     """One product gives queries, keys and values of every head, a part of each head is turned, and
     the 50,280 outputs do not fill the last tile."""
-    pytest.importorskip("llvmlite")
     xml = ir_folder(tiny_home, "dolly", "int8") / model_files.MODEL
+    require_kernels(xml, paged_logits(opened(xml), IDS[:5], IDS[5:6], IDS[6:]))
+
+
+def require_kernels(xml: Path, expected: np.ndarray) -> None:
+    """The kernels give these logits of IDS, but for activations of 8 bits."""
+    pytest.importorskip("llvmlite")
     paged = PagedModel(xml, ModelSettings(properties=OWN))
-    expected = paged_logits(opened(xml), IDS[:5], IDS[5:6], IDS[6:])
     differences = abs(paged_logits(paged, IDS[:5], IDS[5:6], IDS[6:]) - expected)
     assert differences.max() < 0.2 * expected.std()
     require_equal_bits(paged)

@@ -104,59 +104,45 @@ def test_the_configuration_names_the_targets_layers_that_are_read(tmp_path, own,
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("own", "tensors", "message"),
     [
-        ({"architectures": ["EagleLlamaForCausalLM"]}, "is 'EagleLlamaForCausalLM'; it must be"),
-        ({"architectures": "Eagle3"}, "architectures is 'Eagle3'"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; it must be 1"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "scales its positions .*yarn"),
-        ({"model_type": "mistral"}, "model_type is 'mistral'; it must be 'llama' or 'qwen3'"),
-        ({"layer_types": ["sliding_attention"]}, "sliding_attention.*must be 'full_attention'"),
-        (
-            {"eagle_config": {"use_aux_hidden_state": False}},
-            "aux_hidden_state is false; it must be true",
-        ),
-        ({"eagle_config": 1}, "eagle_config is 1"),
-        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm exclude"),
-        ({"num_attention_heads": None}, "num_attention_heads is missing"),
-        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, -1]}, "is -1"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, {}, "is 'EagleLlamaForCausalLM'; it must"),
+        ({"architectures": "Eagle3"}, {}, "architectures is 'Eagle3'"),
+        ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2; it must be 1"),
+        ({"hidden_act": "gelu"}, {}, "hidden_act is 'gelu'; it must be 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, {}, "scales its positions .*yarn"),
+        ({"model_type": "mistral"}, {}, "model_type is 'mistral'; it must be 'llama' or 'qwen3'"),
+        ({"layer_types": ["sliding_attention"]}, {}, "sliding_attention.*must be 'full_attention'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "state is false; it must be true"),
+        ({"eagle_config": 1}, {}, "eagle_config is 1"),
+        ({"norm_before_fc": True, "fc_norm": True}, {}, "norm_before_fc and fc_norm exclude"),
+        ({"num_attention_heads": None}, {}, "num_attention_heads is missing"),
+        ({"hidden_size": "wide"}, {}, "hidden_size is 'wide'"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, -1]}, {}, "is -1"),
+        ({}, {"fc.weight": None}, "fc.weight should be .* there is none"),
+        ({}, {"d2t": None}, "no tensor d2t"),
+        ({}, {"norm.weight": lambda norm: norm[:-1]}, r"it is \[127\]"),
+        ({}, {"d2t": lambda d2t: d2t[:-1]}, "d2t should be 400 integers"),
+        ({}, {"d2t": lambda d2t: d2t.astype(np.float32)}, "of F32"),
+        ({}, {"d2t": lambda d2t: d2t + VOCABULARY}, "damaged tensor d2t"),
+        ({}, {"d2t": lambda d2t: -np.arange(ROWS)}, "damaged tensor d2t"),
+        ({}, {"extra.weight": lambda _: np.ones(4, np.float32)}, "extra.weight, which EAGLE-3"),
+        ({"target_hidden_size": 64}, {"embed_tokens.weight": None}, "whose embedding it would use"),
     ],
-    ids=str,
 )
-def test_what_the_graph_lacks_is_named(tmp_path, own, message):
+def test_what_the_graph_lacks_and_what_contradicts_it_is_named(tmp_path, own, tensors, message):
     source = written(tmp_path)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | own))
-    with pytest.raises(BadInput, match=message):
-        exported(source)
-    assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-@pytest.mark.parametrize(
-    ("own", "name", "change", "message"),
-    [
-        ({}, "fc.weight", None, "fc.weight should be .* there is none"),
-        ({}, "d2t", None, "no tensor d2t"),
-        ({}, "norm.weight", lambda norm: norm[:-1], r"it is \[127\]"),
-        ({}, "d2t", lambda d2t: d2t[:-1], "d2t should be 400 integers"),
-        ({}, "d2t", lambda d2t: d2t.astype(np.float32), "of F32"),
-        ({}, "d2t", lambda d2t: d2t + VOCABULARY, "damaged tensor d2t"),
-        ({}, "d2t", lambda d2t: -np.arange(ROWS), "damaged tensor d2t"),
-        ({}, "extra.weight", lambda _: np.ones(4, np.float32), "extra.weight, which EAGLE-3"),
-        ({"target_hidden": 64}, "embed_tokens.weight", None, "whose embedding it would use"),
-    ],
-)
-def test_tensors_that_contradict_the_configuration_are_named(tmp_path, own, name, change, message):
-    source = written(tmp_path, **own)
-    tensors = load_file(source / "model.safetensors")
-    old = tensors.pop(name, None)
-    if change:
-        tensors[name] = change(old)
-    save_file(tensors, source / "model.safetensors")
+    weights = load_file(source / "model.safetensors")
+    for name, change in tensors.items():
+        old = weights.pop(name, None)
+        if change:
+            weights[name] = change(old)
+    save_file(weights, source / "model.safetensors")
     with pytest.raises((BadInput, FetchError), match=message):
         exported(source)
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
 
 # As the draft of a pair

@@ -3,6 +3,7 @@ rollback as an independent reference has them."""
 
 import dataclasses
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -330,11 +331,7 @@ def test_every_draft_along_an_answer_is_the_references(reference_pair):
         prompts = [PROMPT, PROMPT, PROMPT + "Go."]
         for prompt in prompts:
             *_, trace = session.ask(Question(prompt, DRAFTED))
-            text = pair.template.render(prompt, pair.tokenizer)
-            count = len(text)
-            text = [*text, *trace.token_ids]
-            states = states_of(pair, text)
-            right, total = reference.right(states, text, count, trace.decoding_rounds)
+            right, total = reference.right(trace, pair, partial(states_of, pair))
             assert total > 30 and right == total
 
 

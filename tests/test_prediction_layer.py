@@ -4,6 +4,7 @@ against the modules of transformers, and drafting for a target with recurrent la
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -142,11 +143,7 @@ def test_every_draft_along_an_answer_is_the_references(target, tmp_path):
     assert pair.head_layers == (LAYERS + 1,) and pair.draft is None
     with Session(pair, background=False) as session:
         trace = trace_of(session.ask(Question(PROMPT, SETTINGS)))
-    text = pair.template.render(PROMPT, pair.tokenizer)
-    count = len(text)
-    text = [*text, *trace.token_ids]
-    states = states_of(opened(target, "after"), text)
-    right, total = reference.right(states, text, count, trace.decoding_rounds)
+    right, total = reference.right(trace, pair, partial(states_of, opened(target, "after")))
     assert total > 20 and right == total
 
 
