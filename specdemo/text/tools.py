@@ -100,14 +100,15 @@ class CallReader:
 
     def __init__(self, tools: Tools | None):
         self._tools, self._form = tools, tools.form if tools else HERMES
-        functions = json.loads(tools.functions) if tools else ()
-        self._names = [tool["name"] for tool in functions]
-        self._openings = {name + self._form.middle: name for name in self._names}
-        self._loose_openings = [
-            f'{{"name":"{name}","{arguments}":'
-            for name in self._names
-            for arguments in ("arguments", "parameters")
-        ]
+        names = [tool["name"] for tool in json.loads(tools.functions)] if tools else []
+        # What precedes the arguments of a call: without spaces, and as a pattern.
+        keys = "arguments", "parameters"
+        self._openings = [f'{{"name":"{name}","{key}":' for name in names for key in keys]
+        self._openings += [name + MISTRAL_ARGS.middle for name in names]
+        self._opening = re.compile(
+            rf'\s*(\{{\s*"name"\s*:\s*")?({"|".join(names)})'
+            rf'(?(1)"\s*,\s*"({"|".join(keys)})"\s*:|{re.escape(MISTRAL_ARGS.middle)})\s*'
+        )
         self._unread = ""
         self._has_content = self._has_words = False
         self._after_call = self._has_call = False
@@ -121,17 +122,15 @@ class CallReader:
         calls: list[FunctionCall] = []
         self._unread += text
         while True:
-            leads = () if form.first and self._has_content else form.leads
             if self._after_call:  # what stands between calls is no content
                 between = (form.separator or "") + ("]" if form.list_marker else "")
                 self._unread = self._unread.lstrip(between).removeprefix(form.end)
                 if not last and self._unread and form.end.startswith(self._unread):
                     return content, tuple(calls)
-                leads += (form.head,)
-            loose = self._loose_leads()
-            end, begins = certain(self._unread, (*leads, *(lead for lead in loose if lead != BARE)))
+            leads = self._leads(self._tools)
+            end, begins = certain(self._unread, [lead for lead in leads if lead != BARE])
             bare = self._unread.lstrip()
-            if BARE in loose and bare.startswith(BARE):
+            if BARE in leads and bare.startswith(BARE):
                 end, begins = len(self._unread) - len(bare), True
             if last and not begins:
                 end = len(self._unread)
@@ -140,7 +139,8 @@ class CallReader:
                 return content, tuple(calls)
             if end:
                 continue  # with content before it, another lead may count
-            call, length = self._first_call(leads, last)
+            lead = next(filter(self._unread.startswith, leads))
+            call, length = self._call(lead, leads[lead], last)
             if call:
                 self._unread = self._unread[length:]
                 self._after_call = self._has_call = True
@@ -157,45 +157,21 @@ class CallReader:
             self._has_words = self._has_words or not taken.isspace()
         return taken
 
-    def _loose_leads(self) -> Sequence[str]:
-        """What may begin a call in a loose form. JSON alone does so only as the whole answer."""
-        assert self._tools
-        if self._tools.required or (self._has_call and not self._tools.several):
-            return ()
-        return [lead for lead in LOOSE_ENDS if lead != BARE or not self._has_words]
+    def _leads(self, tools: Tools) -> dict[str, str]:
+        """The texts before the braces of calls that may begin here, each with the one that ends the
+        call. JSON alone is a call in a loose form only as the whole answer."""
+        form = self._form
+        own = () if form.first and self._has_content else form.leads
+        own += (form.head,) if self._after_call and tools.several else ()
+        leads = {lead.partition("{")[0].rstrip() or BARE: form.tail.lstrip("}\n") for lead in own}
+        if not (tools.required or self._has_call and not tools.several):
+            loose = LOOSE_ENDS.items()
+            leads |= {lead: end for lead, end in loose if lead != BARE or not self._has_words}
+        return leads
 
-    def _first_call(self, leads: Sequence[str], last: bool) -> tuple[FunctionCall | None, int]:
-        """The call that begins the unread text with one of `leads` or loosely, and its length.
-        Without a call, the length of the content there, 0 if more text may complete a call."""
-        lead = next(filter(self._unread.startswith, leads), None)
-        if lead is not None:
-            call, length = self._call(self._unread[len(lead) :])
-            if call or not (length or last):
-                return call, len(lead) + length if call else 0
-        loose = next(filter(self._unread.startswith, self._loose_leads()), None)
-        if loose is not None:
-            call, length = self._loose_call(loose, last)
-            if call or not length:
-                return call, length
-        return None, len(lead or loose or "")
-
-    def _call(self, text: str) -> tuple[FunctionCall | None, int]:
-        """The call that begins `text`, which starts at its name, and its length. Without a call,
-        0 if more text may complete it, else not 0."""
-        opening = next(filter(text.startswith, self._openings), None)
-        if opening is None:
-            return None, not any(opening.startswith(text) for opening in self._openings)
-        try:
-            _, end = _DECODER.raw_decode(text, len(opening))
-        except (ValueError, RecursionError):
-            return None, 0
-        call = FunctionCall(self._openings[opening], text[len(opening) : end])
-        if text.startswith(self._form.tail, end):
-            return call, end + len(self._form.tail)
-        return None, not self._form.tail.startswith(text[end:])
-
-    def _loose_call(self, lead: str, last: bool) -> tuple[FunctionCall | None, int]:
-        """As `_call`, of the unread text, which begins with `lead`."""
+    def _call(self, lead: str, end: str, last: bool) -> tuple[FunctionCall | None, int]:
+        """The call that begins the unread text with `lead`, and its length. Without a call, the
+        length of the content there, 0 if more text may complete a call."""
         text = self._unread
         begin = 0 if lead == BARE else len(lead)
         if lead == "```":
@@ -206,23 +182,24 @@ class CallReader:
             if word.end() < len(text) and word[0] not in ("", *LOOSE_LANGUAGES):
                 return None, len(lead)
             begin = word.end()
-        written = "".join(text[begin:].split())
-        openings = self._loose_openings
-        if not any(o.startswith(written) or written.startswith(o) for o in openings):
-            return None, len(lead)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        if not (opening := self._opening.match(text, begin)):
+            begun = "".join(text[begin:].split())
+            return None, 0 if any(o.startswith(begun) for o in self._openings) else len(lead)
         try:
-            call, end = _DECODER.raw_decode(text, begin)
+            arguments, stop = _DECODER.raw_decode(text, opening.end())
         except (ValueError, RecursionError):
             return None, 0
-        name, *arguments = call.values()
-        if name not in self._names or len(arguments) != 1 or not isinstance(arguments[0], dict):
+        if not isinstance(arguments, dict):
             return None, len(lead)
-        rest = text[end:].lstrip()
-        if not rest.startswith(LOOSE_ENDS[lead]):
-            if not last and LOOSE_ENDS[lead].startswith(rest):
+        rest = text[stop:].lstrip()
+        if opening[1]:
+            if not rest.startswith("}"):
+                return None, len(lead) if rest else 0
+            rest = rest[1:].lstrip()
+        if not rest.startswith(end):
+            if not last and end.startswith(rest):
                 return None, 0
             if rest:
                 return None, len(lead)
-        length = len(text) - len(rest.removeprefix(LOOSE_ENDS[lead]))
-        return FunctionCall(name, json.dumps(arguments[0], ensure_ascii=False)), length
+        call = FunctionCall(opening[2], text[opening.end() : stop])
+        return call, len(text) - len(rest.removeprefix(end))
