@@ -228,22 +228,6 @@ def test_a_step_of_training_is_that_of_torchs_muon_which_rounds(shape, network):
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
 
 
-def test_the_gradient_of_the_loss_is_that_of_its_formula(network):
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    wanted = torch.rand((6, 50), generator=generator).softmax(1) * 0.9
-    logits = torch.randn((6, 50), generator=generator).requires_grad_(True)
-    weights = torch.rand(6, generator=generator)
-    logarithms = logits.log_softmax(1)
-    variation = 1 - torch.minimum(wanted, logarithms.exp()).sum(1)
-    losses = network.VARIATION * variation - (1 - network.VARIATION) * (wanted * logarithms).sum(1)
-    closed = network.Distance.apply(wanted, logits)
-    torch.testing.assert_close(closed, losses)
-    gradients = [torch.autograd.grad(loss @ weights, logits)[0] for loss in (losses, closed)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_held_back_instructions_are_greedy_and_never_learned():
     conversations = [Conversation("", n % 3 > 0, str(n % 40), "", (1,)) for n in range(200)]
     held_back, learned = steps._split(conversations)

@@ -272,30 +272,14 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return matrix
 
 
-class Distance(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
+def distance(wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The loss of each row, [n]. Total variation is the chance that the maximal coupling rejects a
     draft token; cross-entropy still has a gradient where the two distributions hardly overlap.
-
     `wanted`, [n, V']: the target's probabilities of the head's tokens. What is missing to one is
-    not given to other tokens. With w of `wanted`, p of `logits` and L the tokens where p < w, the
-    gradient of the variation is p sum(p in L) - (p in L), that of the cross-entropy p sum(w) - w.
-    In this form the logits are read half as often as by the recorded operations."""
-
-    @staticmethod
-    def forward(ctx: Any, wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        logarithms = logits.log_softmax(1)
-        entropy = -torch.linalg.vecdot(wanted, logarithms)
-        proposed = logarithms.exp_()
-        low = torch.where(proposed < wanted, proposed, 0)
-        variation = 1 - torch.minimum(wanted, proposed).sum(1)
-        scale = VARIATION * low.sum(1) + (1 - VARIATION) * wanted.sum(1)
-        gradient = proposed.mul_(scale[:, None]).sub_(low, alpha=VARIATION)
-        ctx.save_for_backward(gradient.sub_(wanted, alpha=1 - VARIATION))
-        return VARIATION * variation + (1 - VARIATION) * entropy
-
-    @staticmethod
-    def backward(ctx: Any, weights: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, ctx.saved_tensors[0] * weights[:, None]
+    not given to other tokens."""
+    logarithms = logits.log_softmax(1)
+    variation = 1 - torch.minimum(wanted, logarithms.exp()).sum(1)
+    return VARIATION * variation - (1 - VARIATION) * (wanted * logarithms).sum(1)
 
 
 def _loss(
@@ -311,7 +295,7 @@ def _loss(
         weights = LATER ** (depth - 1) * inside
         if depth > 1:
             weights = weights * rows.weights[ahead]
-        losses = Distance.apply(head.target_probabilities(rows.states[ahead]), SHARPNESS * logits)
+        losses = distance(head.target_probabilities(rows.states[ahead]), SHARPNESS * logits)
         mean_weights = torch.from_numpy((weights / count).astype(np.float32)).to(head.device)
         loss = loss + losses @ mean_weights
         right = head.right(logits, rows.tokens[ahead])
