@@ -3,7 +3,6 @@ says in tokens of its own what the target says: its weights are the target's in 
 
 import dataclasses
 import json
-import math
 import shutil
 from functools import partial
 from unittest.mock import Mock
@@ -23,10 +22,9 @@ from specdemo.audit.own_engine import OwnEngine
 from specdemo.audit.properties import Plan, Subject, cell_of
 from specdemo.convert import exporting, model_files
 from specdemo.engine.cost_model import CostModel
-from specdemo.engine.drafts import lookup as ngrams
 from specdemo.engine.drafts.draft_sources import DraftRequest
 from specdemo.engine.drafts.drafter import AdaptiveDrafter
-from specdemo.engine.drafts.lookup import DOUBT, ORDERS, RECENCY
+from specdemo.engine.drafts.lookup import ORDERS, NgramTable
 from specdemo.engine.drafts.model_drafters import LOOKAHEAD
 from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
 from specdemo.engine.rounds import Proposal
@@ -48,10 +46,10 @@ def asked(policy=None, sampling=None):
     return DraftRequest((), 1000, sampling or Sampling(), policy or Policy())
 
 
-def lookup_after(text):
-    lookup = source("lookup").open(asked())
-    lookup.read(list(text))
-    return lookup
+def table_of(text):
+    table = NgramTable()
+    table.read(text)
+    return table
 
 
 @pytest.mark.parametrize(
@@ -64,15 +62,15 @@ def lookup_after(text):
     ],
 )
 def test_lookup_proposes_what_followed_the_longest_repeated_ending(text, drafted, tokens):
-    lookup = lookup_after(text)
-    guesses = [lookup.guess([*text, *after]) for after in drafted]
-    assert [guess and guess[0] for guess in guesses] == tokens
+    table = table_of(text)
+    found = [table.find([*text, *after]) for after in drafted]
+    assert [match and match[0] for match in found] == tokens
 
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
     policy = Policy(fixed=3)
     successor = source("lookup").open(asked(policy))
-    successor.guess = lambda text, mask: (text[-1] + 1, 0.9)
+    successor._table.find = lambda text, mask: (text[-1] + 1, ORDERS, True)
     drafter = AdaptiveDrafter([successor], policy)
     counted = []
     policy.accepted("lookup").record = lambda confidence, accepted: counted.append(accepted)
@@ -91,44 +89,28 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 59))
-def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
-    lookup = lookup_after(text[:prompt])
+def test_lookup_agrees_with_a_search_of_the_whole_text(text, prompt):
+    table = table_of(text[:prompt])
     for end in range(max(prompt, 1), len(text) + 1):
-        lookup.read(text[:end])
-        chances = blended(text[:end])
-        guess = lookup.guess(text[:end])
-        if not chances:
-            assert guess is None
-            continue
-        token, confidence = guess
-        best = max(chances.values())
-        assert chances[token] == pytest.approx(best, abs=0.01)
-        logit = np.interp(confidence, [0, 1], [ngrams.MIN_LOGIT, ngrams.MAX_LOGIT])
-        assert 0 < confidence <= 1
-        assert confidence == 1 or 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
+        table.read(text[:end])
+        assert table.find(text[:end]) == searched(text[:end])
 
 
-def blended(text):
-    """p_n(t) = (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from the shortest context on."""
-    chances = dict.fromkeys(text, 0.0)
-    known = False
-    for n in range(1, ORDERS + 1):
-        counts: dict[int, float] = {}
-        for end in range(n, len(text)):
-            if text[end - n : end] == text[len(text) - n :]:
-                counts = {token: count * RECENCY for token, count in counts.items()}
-                counts[text[end]] = counts.get(text[end], 0.0) + 1
-        if not counts:
-            break
-        known = True
-        whole = sum(counts.values()) + DOUBT
-        chances = {t: (counts.get(t, 0.0) + DOUBT * p) / whole for t, p in chances.items()}
-    return chances if known else {}
+def searched(text):
+    """What followed the longest repeated ending, its length, and whether twice in a row."""
+    for n in range(ORDERS, 0, -1):
+        ends = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]
+        if ends:
+            *_, before, last = None, *(text[end] for end in ends)
+            return last, n, before == last
+    return None
 
 
-def test_a_context_forgets_what_followed_it_long_ago():
-    lookup = lookup_after([token for at in range(40) for token in (1, 100 + at)])
-    assert len(lookup._after[1,]) < 15
+def test_lookup_proposes_the_token_that_is_allowed_after_the_longest_ending():
+    table = table_of([2, 3, 5, 1, 2, 3, 7, 9, 3, 6, 1, 2])
+    assert table.find([1, 2, 3]) == (7, 3, False)
+    assert table.find([1, 2, 3], np.arange(8) == 6) == (6, 1, False)
+    assert table.find([1, 2, 3], np.arange(8) == 5) is None
 
 
 def costs(first, row):
@@ -175,7 +157,7 @@ def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
     for number in range(2 * EXPLORE_ROUNDS + 3):
         if drafter._pays(model, policy.plan(), [0, 1, 2, 3, 4], [], 1.0, None):
             asked_in.append(number)
-            policy.unasked[model.name] = 0
+            policy.accepted(model.name).unasked = 0
         policy.record_round(1.0, 1)
     assert asked_in == [EXPLORE_ROUNDS, 2 * EXPLORE_ROUNDS]
 
@@ -190,11 +172,11 @@ def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(n
 
 def test_rounds_that_share_a_forward_count_as_one_until_a_source_is_asked():
     _, policy, model = asking()
-    policy.accepted(model.name)
+    rates = policy.accepted(model.name)
     policy.answering |= set(range(8))
     for _ in range(8):
         policy.record_round(1.0, 1)
-    assert policy.unasked[model.name] == pytest.approx(1.0)
+    assert rates.unasked == pytest.approx(1.0)
 
 
 def test_a_draft_model_reads_a_text_once_it_would_have_saved_as_much():

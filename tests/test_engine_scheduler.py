@@ -79,7 +79,7 @@ def test_the_first_round_of_a_request_counts_with_those_at_work(shared, monkeypa
     )
     target = Target("exact", model, PrefixCache(model), Invariance())
     asked = Request((1, 2, 3), Sampling(), Limits(8, 100), "lookup")
-    works = [answer(asked, Timing(), target, LOOKUPS[1:]) for _ in range(3)]
+    works = [answer(asked, Timing(), target, LOOKUPS[:1]) for _ in range(3)]
     [prefill, *_] = map(next, works)
     [logits] = model.forward([prefill.run])
     assert isinstance(works[0].send(Reply(logits, 0.0)), Round)

@@ -280,7 +280,7 @@ class Permuted:
 def source(name: str, model: ToyModel | None = None) -> DraftSource:
     """A source of draft tokens by the name of its drafters, or "translated"."""
     if name in ("lookup", "prediction"):
-        return LOOKUPS[name == "lookup"]
+        return LOOKUPS[name == "prediction"]
     if name == "head":
         return DraftSource(HeadDrafter, model)
     if name == "eagle3":
@@ -302,8 +302,7 @@ def drafter(
     """The drafter of a source, or of the setting "auto" or "none", with this draft `model`."""
     names = {"none": (), "auto": ("prediction", "lookup", "model")}.get(name, (name,))
     asked = DraftRequest(prompt, 1000, sampling, policy, prediction, candidates=True)
-    opened = [source(each, model or ToyModel()).open(asked) for each in names]
-    drafters = [one for one in opened if one is not None]
+    drafters = [source(each, model or ToyModel()).open(asked) for each in names]
     return AdaptiveDrafter(drafters, policy) if drafters else None
 
 

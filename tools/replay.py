@@ -209,7 +209,7 @@ def _along(
     chains: dict[str, list[list[Choice]]] = {"model": [], "head": []}
     for source in sources:
         drafter = source.open(drafting)
-        if drafter is not None and drafter.name in chains:
+        if drafter.name in chains:
             chains[drafter.name] = yield from _chains(request.tokens, answer, drafter, states)
             drafter.close([*request.tokens, *answer])
     temperature, seed = request.sampling.temperature, request.sampling.seed

@@ -21,16 +21,16 @@ class CostModel:
     row's context.
 
     T and A come from `learn`, and each forward corrects T. The `level` (present seconds by learnt
-    seconds) scales both and follows quickly; it is 0 before the first forward if T is a guess (not
-    `measured`). What all sizes that are used have in common is the level's alone, so in the long
-    run T keeps its scale, also for sizes that are not used. `lasting` are T and A as measured
-    undisturbed, for later starts: corrections of a busy hour would mislead. A forward of less than
-    half of the learnt time disproves them."""
+    seconds) scales both and follows quickly; it is 0 before the first forward if T is a guess. What
+    all sizes that are used have in common is the level's alone, so in the long run T keeps its
+    scale, also for sizes that are not used. `lasting` are T and A as measured undisturbed, for
+    later starts: corrections of a busy hour would mislead. A forward of less than half of the
+    learnt time disproves them."""
 
     def __init__(self) -> None:
         self.lasting: tuple[dict[int, float], float] = {}, 0.0
         self.learn(TYPICAL)
-        self.level, self.measured = 0.0, False
+        self.level = 0.0
 
     def learn(
         self, seconds: dict[int, float], attention: float = 0.0, *, lasting: bool = False
@@ -38,7 +38,6 @@ class CostModel:
         """Replace T, known for some numbers of tokens, and A (`attention`)."""
         if lasting:
             self.lasting = seconds, attention
-        self.measured = True
         self.seconds = _of_every_size(seconds)
         self.attention = attention
         self.level, self._common = 1.0, 0.0
@@ -60,10 +59,9 @@ class CostModel:
         ratio = min(measured / expected, level * 2)
         self.level = level + LEVEL_RATE * (ratio - level)
         # What the level does not explain corrects T, less the mean of such changes.
-        rate = SHAPE_RATE if self.measured else LEVEL_RATE
-        change = rate * (ratio / self.level - 1)
+        change = SHAPE_RATE * (ratio / self.level - 1)
         self.seconds[tokens] *= math.exp(change - self._common)
-        self._common += rate * (change - self._common)
+        self._common += SHAPE_RATE * (change - self._common)
 
     def forward(self, tokens: int, context: int = 0) -> float:
         """Seconds of a forward of `tokens` tokens, each after `context` tokens."""

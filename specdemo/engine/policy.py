@@ -67,6 +67,7 @@ class Acceptance:
     def __init__(self, counts: list[tuple[float, float]] | None = None):
         self.bands = [Rate((band + 0.5) / self.BANDS, 2.0) for band in range(self.BANDS)]
         self.total = Rate(0.75, 4.0)
+        self.unasked = 0.0  # rounds since the source was asked
         for rate, (accepted, seen) in zip([*self.bands, self.total], counts or [], strict=False):
             rate.accepted, rate.seen = min(accepted, seen), seen
 
@@ -200,9 +201,6 @@ class Policy:
     # All requests share the rest and learn from each other.
     costs: CostModel = field(default_factory=CostModel)  # of the target model
     acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by source
-    unasked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Rounds since each source was asked."""
-
     answering: set[int] = field(default_factory=set)  # ids of requests
     outcomes: dict[tuple[int, bool], Outcome] = field(default_factory=lambda: defaultdict(Outcome))
     """Of drafting, by the number of requests and whether a draft model was asked."""
@@ -253,9 +251,9 @@ class Policy:
         together; each has spent its `own` seconds besides, one after another."""
         requests = self.requests
         share = 1 / requests
-        for name, source in self.acceptance.items():
-            source.total.fade()
-            self.unasked[name] += share
+        for rates in self.acceptance.values():
+            rates.total.fade()
+            rates.unasked += share
         self._seconds = 0.9 * self._seconds + seconds * share
         self._tokens = 0.9 * self._tokens + tokens
         plain = self.costs.forward(requests, context)

@@ -96,9 +96,8 @@ def answer(
         ends.callback(policy.answering.remove, id(policy))
         drafters: list[TokenDrafter] = []
         for source in sources:
-            if (opened := source.open(draft_request)) is not None:
-                drafters.append(opened)
-                ends.callback(opened.close, text)
+            drafters.append(source.open(draft_request))
+            ends.callback(drafters[-1].close, text)
         drafter = AdaptiveDrafter(drafters, policy, allowed) if drafters else None
         prompt, sequence = yield from prefilled(request, timing, target, drafter)
         ends.callback(_keep, target, sequence, drafters, text)

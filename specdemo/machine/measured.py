@@ -27,7 +27,7 @@ Subject = Mapping[str, str | int]
 Value = TypeVar("Value")
 _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
 SHA256_BYTES = 32
-VERSION = 16  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 17  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,6 @@ class TokenDrafter:
     free = False  # takes no forwards
     binding = False  # proposals are drawn from a distribution and verified whatever they are
 
-    @classmethod
-    def open(cls, source: DraftSource, request: DraftRequest) -> TokenDrafter | None:
-        """The drafter of a request, None if it can propose nothing."""
-        return cls(source, request)
-
     def __init__(self, source: DraftSource, request: DraftRequest):
         self.source, self.request, self.policy = source, request, request.policy
 
@@ -67,6 +62,11 @@ class TokenDrafter:
         """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
         with the seconds that took."""
         raise NotImplementedError
+
+    def proposal(self, token: int, confidence: float) -> Proposal:
+        """Propose `token`: as likely to be accepted as earlier ones of this confidence."""
+        acceptance = self.policy.accepted(self.name)(confidence)
+        return Proposal(token, self.name, confidence, acceptance)
 
     def cost(self, drafted: list[int]) -> float:
         """Seconds of the next step, with the drafted tokens that it must read first."""
@@ -110,8 +110,8 @@ class DraftSource:
         """The runner if it has a KV cache."""
         return self.prefixes.model if self.prefixes else None
 
-    def open(self, request: DraftRequest) -> TokenDrafter | None:
-        return self.kind.open(self, request)
+    def open(self, request: DraftRequest) -> TokenDrafter:
+        return self.kind(self, request)
 
     def longest(self, tokens: int) -> int:
         """The most tokens of the runner that a text of `tokens` target tokens may take. Another

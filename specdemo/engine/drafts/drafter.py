@@ -92,7 +92,7 @@ class AdaptiveDrafter:
             return Proposal(token, "grammar", 1.0, 1.0), proposals, seconds
         for drafter in self.drafters:
             if drafter.free or self._pays(drafter, plan, context, drafted, survival, best):
-                self.policy.unasked[drafter.name] = 0
+                self.policy.accepted(drafter.name).unasked = 0.0
                 proposal, spent = yield from drafter.step(context, drafted, mask)
                 seconds += spent
                 if proposal is not None:
@@ -118,11 +118,12 @@ class AdaptiveDrafter:
         if len(drafted) >= drafter.depth or self.policy.paused(asks=True):
             return False
         free = 0.0 if best is None else best.acceptance
-        expected = self.policy.accepted(drafter.name).total.upper_bound
+        rates = self.policy.accepted(drafter.name)
+        expected = rates.total.upper_bound
         if plan.fixed is not None:
             return expected > free
         reading = drafter.catch_up(context, drafted)
-        if self.policy.unasked[drafter.name] >= EXPLORE_ROUNDS and not drafted:
+        if rates.unasked >= EXPLORE_ROUNDS and not drafted:
             return not reading or len(context) <= PREFILL_CHUNK
         step = drafter.cost(drafted)
         saved = plan.gain(len(drafted), survival, expected, step)

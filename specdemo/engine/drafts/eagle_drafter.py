@@ -20,7 +20,7 @@ class EagleDrafter(HeadDrafter):
     Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
 
     name: Source = "eagle3"
-    longest_text_run, first_read, sharper = PREFILL_CHUNK, 1, 1.0
+    longest_text_run, first_read = PREFILL_CHUNK, 1
 
     def __init__(self, source: DraftSource, request: DraftRequest):
         super().__init__(source, request)

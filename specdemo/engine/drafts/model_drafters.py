@@ -16,12 +16,6 @@ from ..rounds import Proposal, Source
 from ..sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 from .draft_sources import DraftRequest, DraftSource, Step, TokenDrafter
 
-SHARPER = 1.2
-"""Divides the temperature at which a head draws. A head knows less than the target, so its
-distribution is flatter; with the same noise the target tends to choose the likelier token. First
-tokens of the embedded head at temperatures 0.4, 0.7 and 1 (prose): accepted with it 0.535, 0.531,
-0.513; without 0.534, 0.523, 0.504."""
-
 DEPTH = 5  # tokens that a head drafts at most; heads are trained for chains of this length
 
 LOOKAHEAD = 4  # tokens of another vocabulary drafted until a word must have ended
@@ -94,17 +88,8 @@ class LogitsDrafter(TokenDrafter):
             token = column if ids is None else int(ids[column])
             probability = row.probability(column)
         candidates = row.candidates(ids) if self.request.candidates else ()
-        return self.proposal(token, probability, source, candidates)
-
-    def proposal(
-        self,
-        token: int,
-        probability: float,
-        source: Distribution | None = None,
-        candidates: tuple[tuple[int, float], ...] = (),
-    ) -> Proposal:
-        acceptance = self.policy.accepted(self.name)(probability)
-        return Proposal(token, self.name, probability, acceptance, probability, source, candidates)
+        proposal = self.proposal(token, probability)._replace(probability=probability)
+        return proposal._replace(distribution=source, candidates=candidates)
 
 
 class HeadDrafter(LogitsDrafter):
@@ -114,12 +99,9 @@ class HeadDrafter(LogitsDrafter):
     name: Source = "head"
     depth = DEPTH
     longest_text_run = 1  # tokens
-    sharper = SHARPER
 
     def __init__(self, source: DraftSource, request: DraftRequest):
-        temperature = request.sampling.temperature / self.sharper
-        sampling = replace(request.sampling, temperature=temperature)
-        super().__init__(source, replace(request, sampling=sampling))
+        super().__init__(source, request)
         self._states = np.zeros((0, 0), np.float32)  # of the text's tokens in a chain's first run
         self._runs = 0  # of a chain: one for the text, then one for each draft token
 
@@ -248,7 +230,8 @@ class TranslatedDrafter(ModelDrafter):
         if mask is not None and not (token < len(mask) and mask[token]):
             return None
         begin = sum(begun for _, begun in self._ready[:index])
-        return self.proposal(token, math.prod(self._chances[begin : begin + count]))
+        chance = math.prod(self._chances[begin : begin + count])
+        return self.proposal(token, chance)._replace(probability=chance)
 
     def cost(self, drafted: list[int]) -> float:
         if len(self._ready) > len(drafted):
