@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import httpx
 import numpy as np
@@ -63,13 +64,14 @@ def test_with_8_bit_weights_every_candidate_is_exact(family, tmp_path, monkeypat
         assert invariance.tokens == 64 and invariance.merging and invariance.chunks
 
 
-def test_the_smaller_model_may_have_attention_only_or_be_the_only_recurrent_one(
-    tiny_llama_pair, tmp_path
+def test_the_smaller_model_may_have_other_layers_than_the_larger_one(
+    pair, tiny_llama_pair, tmp_path
 ):
     lfm2 = pair_of("lfm2", tiny_llama_pair, tmp_path)
     settings = Settings(max_new_tokens=20, drafter="model", draft_tokens=3)
     for mixed in (
         replace(lfm2, draft=tiny_llama_pair.draft),
+        replace(lfm2, draft=pair.draft),
         replace(tiny_llama_pair, draft=lfm2.draft),
     ):
         with Session(mixed, background=False) as session:
@@ -77,14 +79,16 @@ def test_the_smaller_model_may_have_attention_only_or_be_the_only_recurrent_one(
         assert trace.identical and any(round_.drafted for round_ in trace.rounds)
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_an_answer_is_identical_to_its_baseline(opened, drafter, temperature):
-    settings = Settings(max_new_tokens=40, drafter=drafter, temperature=temperature, seed=5)
-    settings = replace(settings, draft_tokens=4)
-    trace = answered(opened, "Two and two and two and two", settings)
-    assert trace.identical
-    assert drafter == "lookup" or sum(round_.accepted for round_ in trace.rounds)
+@pytest.mark.parametrize("family", recurrent_models.CONFIGS_OF_ALL)
+def test_an_answer_is_identical_to_its_baseline(family, tiny_llama_pair, tmp_path):
+    """Of models with experts too."""
+    way = Settings(max_new_tokens=40, draft_tokens=4, seed=5)
+    with Session(pair_of(family, tiny_llama_pair, tmp_path), background=False) as session:
+        for drafter, temperature in product(("model", "lookup", "auto"), (0.0, 0.9)):
+            settings = replace(way, drafter=drafter, temperature=temperature)
+            trace = answered(session, "Two and two and two and two", settings)
+            assert trace.identical
+            assert drafter == "lookup" or sum(round_.accepted for round_ in trace.rounds)
 
 
 @pytest.mark.parametrize("family", recurrent_models.CONFIGS)
