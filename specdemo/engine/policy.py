@@ -14,8 +14,6 @@ from .cost_model import LARGEST, CostModel
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
-READING_SHARE = 0.1  # of an answer of LIKELY_TOKENS: the most time to read a prompt for drafting
-LIKELY_TOKENS = 50
 EXPLORE_ROUNDS = 256
 """A source that no round has asked for so long is asked for one token, whatever a step seems to
 cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
@@ -109,18 +107,9 @@ class RoundPlan:
     tokens_left: int  # at most so many follow
 
     @property
-    def reading_seconds(self) -> float:
-        """The most time for what a draft must read before the answer begins."""
-        return READING_SHARE * min(LIKELY_TOKENS, self.tokens_left) * self.pace
-
-    @property
     def worth_drafting(self) -> bool:
         """Whether tokens that are certain and cost nothing would save time."""
         return self.fixed is not None or self.gain(0, 1.0, 1.0, 0.0) > 0
-
-    def worth_reaching(self, survival: float) -> bool:
-        """Whether to draft a token that is reached with the chance `survival`."""
-        return self.fixed is not None or survival >= MIN_SURVIVAL
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
         """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
@@ -138,10 +127,6 @@ class RoundPlan:
             if survival < MIN_SURVIVAL:
                 break
         return best
-
-    def saved_per_token(self, gain: float) -> float:
-        """Seconds that a token takes less in a round with such a `gain`."""
-        return self.pace * gain / (gain + self.rows[1] or 1.0)
 
 
 def shared_lengths(
@@ -224,7 +209,7 @@ class Policy:
         """Whether drafts are left for now: all, or those that ask a draft model."""
         return self.fixed is None and self.outcomes[self.requests, asks].paused > 0
 
-    def plan(self, context: int = 0, tokens_left: int = LIKELY_TOKENS) -> RoundPlan:
+    def plan(self, context: int = 0, tokens_left: int = 0) -> RoundPlan:
         """The plan of a round after `context` tokens, with at most `tokens_left` to come."""
         rows = self.costs.forwards(self.requests, context)
         pace = rows[1]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
+from specdemo.engine.backends import kernels
 from specdemo.engine.pair_files import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
@@ -111,8 +112,6 @@ def forget() -> int:
 
 def subject_of(files: PairFiles, threads: int | None) -> Subject:
     """The subject of the profile of `files` on `threads` threads (None: one per processor)."""
-    from specdemo.engine.backends import kernels  # imports OpenVINO
-
     draft = files.head or files.draft
     return {
         "machine": hardware.describe(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..constraint import AllowedTokens, Mask, forced, wait
 from ..forwards import PREFILL_CHUNK, Forward, Reply
-from ..policy import EXPLORE_ROUNDS, Policy, RoundPlan
+from ..policy import EXPLORE_ROUNDS, MIN_SURVIVAL, Policy, RoundPlan
 from ..rounds import Draft, Proposal
 from .draft_sources import Reading, TokenDrafter
 
@@ -59,7 +59,7 @@ class AdaptiveDrafter:
         limit = min(limit, plan.fixed or plan.limit)
         draft: list[Proposal] = []
         survival, seconds = 1.0, 0.0
-        while len(draft) < limit and plan.worth_reaching(survival):
+        while len(draft) < limit and (plan.fixed is not None or survival >= MIN_SURVIVAL):
             drafted = [proposal.token for proposal in draft]
             mask = yield from self._mask(drafted)
             if self.allowed is not None and mask is None:
@@ -131,7 +131,7 @@ class AdaptiveDrafter:
             saved = min(saved, survival * (expected - free) * plan.pace - step)
         if saved <= 0:
             return False
-        missed = plan.saved_per_token(saved)
+        missed = plan.pace * saved / (saved + plan.rows[1] or 1.0)  # seconds a token
         if not drafted:
             self._missed[drafter.name] += missed
         return reading <= min(self._missed[drafter.name], missed * plan.tokens_left)

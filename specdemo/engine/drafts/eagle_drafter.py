@@ -10,6 +10,9 @@ from ..rounds import Source
 from .draft_sources import DraftRequest, DraftSource, Reading
 from .model_drafters import HeadDrafter
 
+READING_SHARE, LIKELY_TOKENS = 0.1, 50
+"""A prompt is read if that takes at most this share of the time of an answer of so many tokens."""
+
 
 class EagleDrafter(HeadDrafter):
     """Proposes with an EAGLE-3 head. Each row of `sequence` pairs the target's states of a token of
@@ -26,10 +29,11 @@ class EagleDrafter(HeadDrafter):
         super().__init__(source, request)
         self._first = 0  # position in the text of the first row
         size = len(request.prompt)
-        plan = self.policy.plan(size, request.max_tokens - size)
+        plan = self.policy.plan(size)
+        likely_tokens = min(LIKELY_TOKENS, request.max_tokens - size)
         expected = self.policy.accepted(self.name).total.upper_bound
         pays = plan.gain(0, 1.0, expected, self.costs.forward(1)) > 0
-        pays &= self.costs.forward(size) <= plan.reading_seconds
+        pays &= self.costs.forward(size) <= READING_SHARE * likely_tokens * plan.pace
         self._reads_prompt = pays or plan.fixed is not None
 
     def read_prompt(self, tokens: tuple[int, ...], end: int, states: np.ndarray) -> Reading:
