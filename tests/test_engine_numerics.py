@@ -872,20 +872,21 @@ def test_attention_and_rotation_are_those_of_numpy(code, tiny_llama_pair, monkey
 
 
 @pytest.mark.parametrize("window", [attention.ALL_TOKENS, 40])
-def test_attention_has_the_same_bits_whatever_the_rows_threads_and_requests(
+def test_attention_has_the_same_bits_whatever_the_rows_threads_requests_and_instructions(
     codes, monkeypatch, tiny_llama_pair, window
 ):
     """Over parts of the context that threads share; rows begin to read in different ones."""
-    code = codes[("", *kernels.VNNI).index(kernels.vnni())]
-    monkeypatch.setattr(forward, "compiled", lambda: code)
     model = PagedModel(tiny_llama_pair.target, OWN)
     for layer in model._instance.attentions:
         layer.description[4] = window
     text, found = text_of(model, 310), set()
     with model.new_sequence() as other:
         model.forward([Run(other, text[:300], 0)])
-        for size, threads, beside in ((1, 2, 0), (8, 2, 0), (7, 2, 3), (64, 4, 2)):
+        ways = [(1, 2, 0), (8, 2, 0), (7, 2, 3), (64, 4, 2)]
+        usual = codes[("", *kernels.VNNI).index(kernels.vnni())]
+        for code, (size, threads, beside) in [*product([usual], ways), *product(codes, ways[-1:])]:
             code.start(threads)
+            monkeypatch.setattr(forward, "compiled", lambda code=code: code)
             rows = []
             with model.new_sequence() as sequence:
                 model.forward([Run(sequence, text[:240], 0)])

@@ -16,7 +16,7 @@ target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i64:64-i128:128-f80:
 @TILES = internal constant [2 x [2 x [9 x ptr]]] [[2 x [9 x ptr]] [[9 x ptr] [ptr null, ptr @tile_4_1_NO_AHEAD, ptr @tile_4_2_NEAR, ptr @tile_4_3_NEAR, ptr @tile_4_4_NEAR, ptr null, ptr null, ptr null, ptr null], [9 x ptr] [ptr null, ptr null, ptr @tile_4_2_FAR, ptr @tile_4_3_FAR, ptr @tile_4_4_FAR, ptr @tile_4_5_FAR, ptr @tile_4_6_FAR, ptr @tile_4_7_FAR, ptr @tile_4_8_FAR]], [2 x [9 x ptr]] [[9 x ptr] [ptr null, ptr @tile_8_1_NO_AHEAD, ptr @tile_8_2_NEAR, ptr @tile_8_3_NEAR, ptr @tile_8_4_NEAR, ptr null, ptr null, ptr null, ptr null], [9 x ptr] [ptr null, ptr null, ptr @tile_8_2_FAR, ptr @tile_8_3_FAR, ptr @tile_8_4_FAR, ptr @tile_8_5_FAR, ptr @tile_8_6_FAR, ptr @tile_8_7_FAR, ptr @tile_8_8_FAR]]], align 16
 @partials = internal global [262144 x float] zeroinitializer, align 16
 @parts_left = internal global [1024 x i64] zeroinitializer, align 16
-@BLOCK_FUNCTIONS = internal constant [5 x ptr] [ptr null, ptr @add_block_1, ptr @add_block_2, ptr @add_block_3, ptr @add_block_4], align 16
+@BLOCK_FUNCTIONS = internal constant [9 x ptr] [ptr null, ptr @add_block_1, ptr @add_block_2, ptr @add_block_3, ptr @add_block_4, ptr @add_block_5, ptr @add_block_6, ptr @add_block_7, ptr @add_block_8], align 16
 @exponential.series = internal constant [6 x float] [float 0x3F81111120000000, float 0x3FA5555560000000, float 0x3FC5555560000000, float 5.000000e-01, float 1.000000e+00, float 1.000000e+00], align 16
 @erf_gelu.series = internal constant [4 x float] [float 0xBFF7401C60000000, float 0x3FF6BE1C60000000, float 0xBFD23531C0000000, float 0x3FD04F20C0000000], align 16
 
@@ -3920,8 +3920,8 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %35 = alloca i64, align 8
   %36 = alloca i64, align 8
   %37 = alloca i64, align 8
-  %38 = alloca [4 x ptr], align 16
-  %39 = alloca [4 x ptr], align 16
+  %38 = alloca [8 x ptr], align 16
+  %39 = alloca [8 x ptr], align 16
   %40 = alloca i64, align 8
   %41 = alloca i64, align 8
   %42 = alloca i64, align 8
@@ -4301,7 +4301,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %303 = load i64, ptr %37, align 8
   %304 = load i64, ptr %36, align 8
   %305 = sub nsw i64 %303, %304
-  %306 = call i64 @smaller(i64 noundef %305, i64 noundef 4) #14
+  %306 = call i64 @smaller(i64 noundef %305, i64 noundef 8) #14
   store i64 %306, ptr %40, align 8
   %307 = load i64, ptr %36, align 8
   store i64 %307, ptr %41, align 8
@@ -4346,7 +4346,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %340 = load i64, ptr %41, align 8
   %341 = load i64, ptr %36, align 8
   %342 = sub nsw i64 %340, %341
-  %343 = getelementptr inbounds [4 x ptr], ptr %38, i64 0, i64 %342
+  %343 = getelementptr inbounds [8 x ptr], ptr %38, i64 0, i64 %342
   store ptr %339, ptr %343, align 8
   %344 = load ptr, ptr %13, align 8
   %345 = load i64, ptr %41, align 8
@@ -4356,7 +4356,7 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
   %349 = load i64, ptr %41, align 8
   %350 = load i64, ptr %36, align 8
   %351 = sub nsw i64 %349, %350
-  %352 = getelementptr inbounds [4 x ptr], ptr %39, i64 0, i64 %351
+  %352 = getelementptr inbounds [8 x ptr], ptr %39, i64 0, i64 %351
   store ptr %348, ptr %352, align 8
   br label %353
 
@@ -4368,16 +4368,16 @@ define internal void @attend_part(ptr noundef %0, i64 noundef %1, i64 noundef %2
 
 356:
   %357 = load i64, ptr %40, align 8
-  %358 = getelementptr inbounds [5 x ptr], ptr @BLOCK_FUNCTIONS, i64 0, i64 %357
+  %358 = getelementptr inbounds [9 x ptr], ptr @BLOCK_FUNCTIONS, i64 0, i64 %357
   %359 = load ptr, ptr %358, align 8
-  %360 = getelementptr inbounds [4 x ptr], ptr %38, i64 0, i64 0
-  %361 = getelementptr inbounds [4 x ptr], ptr %39, i64 0, i64 0
+  %360 = getelementptr inbounds [8 x ptr], ptr %38, i64 0, i64 0
+  %361 = getelementptr inbounds [8 x ptr], ptr %39, i64 0, i64 0
   call void %359(ptr noundef %32, ptr noundef %360, ptr noundef %361) #14
   br label %362
 
 362:
   %363 = load i64, ptr %36, align 8
-  %364 = add nsw i64 %363, 4
+  %364 = add nsw i64 %363, 8
   store i64 %364, ptr %36, align 8
   br label %298, !llvm.loop !71
 
@@ -4702,14 +4702,70 @@ define internal void @add_block_4(ptr noundef %0, ptr noundef %1, ptr noundef %2
   ret void
 }
 
-define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #3 {
+define internal void @add_block_5(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 5) #14
+  ret void
+}
+
+define internal void @add_block_6(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 6) #14
+  ret void
+}
+
+define internal void @add_block_7(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 7) #14
+  ret void
+}
+
+define internal void @add_block_8(ptr noundef %0, ptr noundef %1, ptr noundef %2) #0 {
+  %4 = alloca ptr, align 8
+  %5 = alloca ptr, align 8
+  %6 = alloca ptr, align 8
+  store ptr %0, ptr %4, align 8
+  store ptr %1, ptr %5, align 8
+  store ptr %2, ptr %6, align 8
+  %7 = load ptr, ptr %4, align 8
+  %8 = load ptr, ptr %5, align 8
+  %9 = load ptr, ptr %6, align 8
+  call void @add_block(ptr noundef %7, ptr noundef %8, ptr noundef %9, i32 noundef 8) #14
+  ret void
+}
+
+define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #1 {
   %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
   %7 = alloca ptr, align 8
   %8 = alloca i32, align 4
-  %9 = alloca [4 x [4 x <8 x float>]], align 32
-  %10 = alloca [4 x <8 x float>], align 32
-  %11 = alloca [4 x [32 x float]], align 16
+  %9 = alloca [8 x [32 x float]], align 16
+  %10 = alloca [8 x [32 x float]], align 16
+  %11 = alloca [8 x float], align 16
   %12 = alloca i32, align 4
   %13 = alloca i32, align 4
   %14 = alloca i64, align 8
@@ -4717,7 +4773,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
   store ptr %1, ptr %6, align 8
   store ptr %2, ptr %7, align 8
   store i32 %3, ptr %8, align 4
-  %15 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %9, i64 0, i64 0
+  %15 = getelementptr inbounds [8 x [32 x float]], ptr %9, i64 0, i64 0
   %16 = load ptr, ptr %5, align 8
   %17 = load ptr, ptr %6, align 8
   %18 = load i32, ptr %8, align 4
@@ -4734,7 +4790,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 23:
   %24 = load i32, ptr %12, align 4
   %25 = sext i32 %24 to i64
-  %26 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 %25
+  %26 = getelementptr inbounds [8 x [32 x float]], ptr %10, i64 0, i64 %25
   %27 = getelementptr inbounds [32 x float], ptr %26, i64 0, i64 0
   %28 = load ptr, ptr %7, align 8
   %29 = load i32, ptr %12, align 4
@@ -4743,14 +4799,14 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
   %32 = load ptr, ptr %31, align 8
   %33 = load i32, ptr %12, align 4
   %34 = sext i32 %33 to i64
-  %35 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %9, i64 0, i64 %34
-  %36 = getelementptr inbounds [4 x <8 x float>], ptr %35, i64 0, i64 0
+  %35 = getelementptr inbounds [8 x [32 x float]], ptr %9, i64 0, i64 %34
+  %36 = getelementptr inbounds [32 x float], ptr %35, i64 0, i64 0
   %37 = load ptr, ptr %5, align 8
-  %38 = call <8 x float> @weigh(ptr noundef %27, ptr noundef %32, ptr noundef %36, ptr noundef %37) #14
+  %38 = call float @weigh(ptr noundef %27, ptr noundef %32, ptr noundef %36, ptr noundef %37) #14
   %39 = load i32, ptr %12, align 4
   %40 = sext i32 %39 to i64
-  %41 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 %40
-  store <8 x float> %38, ptr %41, align 32
+  %41 = getelementptr inbounds [8 x float], ptr %11, i64 0, i64 %40
+  store float %38, ptr %41, align 4
   br label %42
 
 42:
@@ -4769,7 +4825,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 48:
   %49 = load i64, ptr %14, align 8
   %50 = load i32, ptr %13, align 4
-  %51 = mul nsw i32 %50, 8
+  %51 = mul nsw i32 %50, 16
   %52 = sext i32 %51 to i64
   %53 = add nsw i64 %49, %52
   %54 = load ptr, ptr %5, align 8
@@ -4780,8 +4836,8 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 
 58:
   %59 = load ptr, ptr %7, align 8
-  %60 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 0
-  %61 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 0
+  %60 = getelementptr inbounds [8 x [32 x float]], ptr %10, i64 0, i64 0
+  %61 = getelementptr inbounds [8 x float], ptr %11, i64 0, i64 0
   %62 = load ptr, ptr %5, align 8
   %63 = load i64, ptr %14, align 8
   %64 = load i32, ptr %8, align 4
@@ -4791,7 +4847,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 
 66:
   %67 = load i32, ptr %13, align 4
-  %68 = mul nsw i32 %67, 8
+  %68 = mul nsw i32 %67, 16
   %69 = sext i32 %68 to i64
   %70 = load i64, ptr %14, align 8
   %71 = add nsw i64 %70, %69
@@ -4800,7 +4856,7 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 
 72:
   %73 = load i32, ptr %13, align 4
-  %74 = icmp sgt i32 %73, 2
+  %74 = icmp sgt i32 %73, 1
   br i1 %74, label %75, label %88
 
 75:
@@ -4813,31 +4869,31 @@ define internal void @add_block(ptr noundef %0, ptr noundef %1, ptr noundef %2, 
 
 81:
   %82 = load ptr, ptr %7, align 8
-  %83 = getelementptr inbounds [4 x [32 x float]], ptr %11, i64 0, i64 0
-  %84 = getelementptr inbounds [4 x <8 x float>], ptr %10, i64 0, i64 0
+  %83 = getelementptr inbounds [8 x [32 x float]], ptr %10, i64 0, i64 0
+  %84 = getelementptr inbounds [8 x float], ptr %11, i64 0, i64 0
   %85 = load ptr, ptr %5, align 8
   %86 = load i64, ptr %14, align 8
   %87 = load i32, ptr %8, align 4
-  call void @add_vectors(ptr noundef %82, ptr noundef %83, ptr noundef %84, ptr noundef %85, i64 noundef %86, i32 noundef %87, i32 noundef 2) #14
+  call void @add_vectors(ptr noundef %82, ptr noundef %83, ptr noundef %84, ptr noundef %85, i64 noundef %86, i32 noundef %87, i32 noundef 1) #14
   br label %88
 
 88:
   ret void
 }
 
-define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #3 {
+define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 noundef %3) #5 {
   %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
   %7 = alloca ptr, align 8
   %8 = alloca i32, align 4
   %9 = alloca i32, align 4
   %10 = alloca i32, align 4
-  %11 = alloca [4 x [4 x <8 x float>]], align 32
+  %11 = alloca [8 x [2 x <16 x float>]], align 64
   %12 = alloca i32, align 4
   %13 = alloca i32, align 4
   %14 = alloca i64, align 8
   %15 = alloca ptr, align 8
-  %16 = alloca [4 x <8 x float>], align 32
+  %16 = alloca [2 x <16 x float>], align 64
   %17 = alloca i32, align 4
   %18 = alloca i32, align 4
   %19 = alloca i32, align 4
@@ -4855,8 +4911,8 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
 
 24:
   %25 = load i32, ptr %10, align 4
-  %26 = icmp slt i32 %25, 4
-  br i1 %26, label %27, label %197
+  %26 = icmp slt i32 %25, 32
+  br i1 %26, label %27, label %201
 
 27:
   store i32 0, ptr %12, align 4
@@ -4881,11 +4937,11 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
 37:
   %38 = load i32, ptr %12, align 4
   %39 = sext i32 %38 to i64
-  %40 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %39
+  %40 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %11, i64 0, i64 %39
   %41 = load i32, ptr %13, align 4
   %42 = sext i32 %41 to i64
-  %43 = getelementptr inbounds [4 x <8 x float>], ptr %40, i64 0, i64 %42
-  store <8 x float> zeroinitializer, ptr %43, align 32
+  %43 = getelementptr inbounds [2 x <16 x float>], ptr %40, i64 0, i64 %42
+  store <16 x float> zeroinitializer, ptr %43, align 64
   br label %44
 
 44:
@@ -4923,29 +4979,29 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %63 = mul nsw i64 %62, 32
   %64 = getelementptr inbounds half, ptr %61, i64 %63
   %65 = load i32, ptr %10, align 4
-  %66 = mul nsw i32 %65, 8
-  %67 = sext i32 %66 to i64
-  %68 = getelementptr inbounds half, ptr %64, i64 %67
-  store ptr %68, ptr %15, align 8
-  %69 = load i32, ptr %10, align 4
-  %70 = icmp ne i32 %69, 0
-  br i1 %70, label %78, label %71
+  %66 = sext i32 %65 to i64
+  %67 = getelementptr inbounds half, ptr %64, i64 %66
+  store ptr %67, ptr %15, align 8
+  %68 = load i32, ptr %10, align 4
+  %69 = icmp ne i32 %68, 0
+  br i1 %69, label %77, label %70
 
-71:
-  %72 = load ptr, ptr %6, align 8
-  %73 = getelementptr inbounds nuw %struct.block, ptr %72, i32 0, i32 2
-  %74 = load ptr, ptr %73, align 8
-  %75 = load i64, ptr %14, align 8
-  %76 = mul nsw i64 %75, 32
-  %77 = getelementptr inbounds half, ptr %74, i64 %76
-  call void @llvm.prefetch.p0(ptr %77, i32 0, i32 2, i32 1)
-  br label %78
+70:
+  %71 = load ptr, ptr %6, align 8
+  %72 = getelementptr inbounds nuw %struct.block, ptr %71, i32 0, i32 2
+  %73 = load ptr, ptr %72, align 8
+  %74 = load i64, ptr %14, align 8
+  %75 = mul nsw i64 %74, 32
+  %76 = getelementptr inbounds half, ptr %73, i64 %75
+  call void @llvm.prefetch.p0(ptr %76, i32 0, i32 2, i32 1)
+  br label %77
 
-78:
-  %79 = load i32, ptr %10, align 4
-  %80 = load i32, ptr %9, align 4
-  %81 = add nsw i32 %79, %80
-  %82 = icmp eq i32 %81, 4
+77:
+  %78 = load i32, ptr %10, align 4
+  %79 = load i32, ptr %9, align 4
+  %80 = mul nsw i32 %79, 16
+  %81 = add nsw i32 %78, %80
+  %82 = icmp eq i32 %81, 32
   br i1 %82, label %83, label %90
 
 83:
@@ -4971,14 +5027,14 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
 95:
   %96 = load ptr, ptr %15, align 8
   %97 = load i32, ptr %17, align 4
-  %98 = mul nsw i32 %97, 8
+  %98 = mul nsw i32 %97, 16
   %99 = sext i32 %98 to i64
   %100 = getelementptr inbounds half, ptr %96, i64 %99
-  %101 = call <8 x float> @read_halves(ptr noundef %100) #14
+  %101 = call <16 x float> @read_wide_halves(ptr noundef %100) #14
   %102 = load i32, ptr %17, align 4
   %103 = sext i32 %102 to i64
-  %104 = getelementptr inbounds [4 x <8 x float>], ptr %16, i64 0, i64 %103
-  store <8 x float> %101, ptr %104, align 32
+  %104 = getelementptr inbounds [2 x <16 x float>], ptr %16, i64 0, i64 %103
+  store <16 x float> %101, ptr %104, align 64
   br label %105
 
 105:
@@ -5016,27 +5072,27 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %124 = load i64, ptr %14, align 8
   %125 = getelementptr inbounds float, ptr %123, i64 %124
   %126 = load float, ptr %125, align 4
-  %127 = insertelement <8 x float> poison, float %126, i64 0
-  %128 = shufflevector <8 x float> %127, <8 x float> poison, <8 x i32> zeroinitializer
+  %127 = insertelement <16 x float> poison, float %126, i64 0
+  %128 = shufflevector <16 x float> %127, <16 x float> poison, <16 x i32> zeroinitializer
   %129 = load i32, ptr %19, align 4
   %130 = sext i32 %129 to i64
-  %131 = getelementptr inbounds [4 x <8 x float>], ptr %16, i64 0, i64 %130
-  %132 = load <8 x float>, ptr %131, align 32
+  %131 = getelementptr inbounds [2 x <16 x float>], ptr %16, i64 0, i64 %130
+  %132 = load <16 x float>, ptr %131, align 64
   %133 = load i32, ptr %18, align 4
   %134 = sext i32 %133 to i64
-  %135 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %134
+  %135 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %11, i64 0, i64 %134
   %136 = load i32, ptr %19, align 4
   %137 = sext i32 %136 to i64
-  %138 = getelementptr inbounds [4 x <8 x float>], ptr %135, i64 0, i64 %137
-  %139 = load <8 x float>, ptr %138, align 32
-  %140 = call <8 x float> @fused(<8 x float> noundef %128, <8 x float> noundef %132, <8 x float> noundef %139) #14
+  %138 = getelementptr inbounds [2 x <16 x float>], ptr %135, i64 0, i64 %137
+  %139 = load <16 x float>, ptr %138, align 64
+  %140 = call <16 x float> @llvm.fma.v16f32(<16 x float> %128, <16 x float> %132, <16 x float> %139)
   %141 = load i32, ptr %18, align 4
   %142 = sext i32 %141 to i64
-  %143 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %142
+  %143 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %11, i64 0, i64 %142
   %144 = load i32, ptr %19, align 4
   %145 = sext i32 %144 to i64
-  %146 = getelementptr inbounds [4 x <8 x float>], ptr %143, i64 0, i64 %145
-  store <8 x float> %140, ptr %146, align 32
+  %146 = getelementptr inbounds [2 x <16 x float>], ptr %143, i64 0, i64 %145
+  store <16 x float> %140, ptr %146, align 64
   br label %147
 
 147:
@@ -5071,7 +5127,7 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %160 = load i32, ptr %20, align 4
   %161 = load i32, ptr %8, align 4
   %162 = icmp slt i32 %160, %161
-  br i1 %162, label %163, label %192
+  br i1 %162, label %163, label %195
 
 163:
   store i32 0, ptr %21, align 4
@@ -5081,58 +5137,62 @@ define internal void @score(ptr noundef %0, ptr noundef %1, ptr noundef %2, i32 
   %165 = load i32, ptr %21, align 4
   %166 = load i32, ptr %9, align 4
   %167 = icmp slt i32 %165, %166
-  br i1 %167, label %168, label %188
+  br i1 %167, label %168, label %191
 
 168:
   %169 = load i32, ptr %20, align 4
   %170 = sext i32 %169 to i64
-  %171 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %11, i64 0, i64 %170
+  %171 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %11, i64 0, i64 %170
   %172 = load i32, ptr %21, align 4
   %173 = sext i32 %172 to i64
-  %174 = getelementptr inbounds [4 x <8 x float>], ptr %171, i64 0, i64 %173
-  %175 = load <8 x float>, ptr %174, align 32
+  %174 = getelementptr inbounds [2 x <16 x float>], ptr %171, i64 0, i64 %173
+  %175 = load <16 x float>, ptr %174, align 64
   %176 = load ptr, ptr %5, align 8
   %177 = load i32, ptr %20, align 4
   %178 = sext i32 %177 to i64
-  %179 = getelementptr inbounds [4 x <8 x float>], ptr %176, i64 %178
-  %180 = load i32, ptr %10, align 4
-  %181 = load i32, ptr %21, align 4
-  %182 = add nsw i32 %180, %181
-  %183 = sext i32 %182 to i64
-  %184 = getelementptr inbounds [4 x <8 x float>], ptr %179, i64 0, i64 %183
-  store <8 x float> %175, ptr %184, align 32
-  br label %185
-
-185:
-  %186 = load i32, ptr %21, align 4
-  %187 = add nsw i32 %186, 1
-  store i32 %187, ptr %21, align 4
-  br label %164, !llvm.loop !84
+  %179 = getelementptr inbounds [32 x float], ptr %176, i64 %178
+  %180 = getelementptr inbounds [32 x float], ptr %179, i64 0, i64 0
+  %181 = load i32, ptr %10, align 4
+  %182 = sext i32 %181 to i64
+  %183 = getelementptr inbounds float, ptr %180, i64 %182
+  %184 = load i32, ptr %21, align 4
+  %185 = mul nsw i32 %184, 16
+  %186 = sext i32 %185 to i64
+  %187 = getelementptr inbounds float, ptr %183, i64 %186
+  store <16 x float> %175, ptr %187, align 1
+  br label %188
 
 188:
-  br label %189
+  %189 = load i32, ptr %21, align 4
+  %190 = add nsw i32 %189, 1
+  store i32 %190, ptr %21, align 4
+  br label %164, !llvm.loop !84
 
-189:
-  %190 = load i32, ptr %20, align 4
-  %191 = add nsw i32 %190, 1
-  store i32 %191, ptr %20, align 4
-  br label %159, !llvm.loop !85
+191:
+  br label %192
 
 192:
-  br label %193
+  %193 = load i32, ptr %20, align 4
+  %194 = add nsw i32 %193, 1
+  store i32 %194, ptr %20, align 4
+  br label %159, !llvm.loop !85
 
-193:
-  %194 = load i32, ptr %9, align 4
-  %195 = load i32, ptr %10, align 4
-  %196 = add nsw i32 %195, %194
-  store i32 %196, ptr %10, align 4
+195:
+  br label %196
+
+196:
+  %197 = load i32, ptr %9, align 4
+  %198 = mul nsw i32 %197, 16
+  %199 = load i32, ptr %10, align 4
+  %200 = add nsw i32 %199, %198
+  store i32 %200, ptr %10, align 4
   br label %24, !llvm.loop !86
 
-197:
+201:
   ret void
 }
 
-define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3) #3 {
+define internal float @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3) #3 {
   %5 = alloca ptr, align 8
   %6 = alloca ptr, align 8
   %7 = alloca ptr, align 8
@@ -5162,7 +5222,7 @@ define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %
 24:
   %25 = load i32, ptr %12, align 4
   %26 = icmp slt i32 %25, 4
-  br i1 %26, label %27, label %80
+  br i1 %26, label %27, label %81
 
 27:
   store <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>, ptr %14, align 32
@@ -5198,162 +5258,164 @@ define internal <8 x float> @weigh(ptr noundef %0, ptr noundef %1, ptr noundef %
   store <8 x i32> %52, ptr %55, align 32
   %56 = load ptr, ptr %7, align 8
   %57 = load i32, ptr %12, align 4
-  %58 = sext i32 %57 to i64
-  %59 = getelementptr inbounds <8 x float>, ptr %56, i64 %58
-  %60 = load <8 x float>, ptr %59, align 32
-  %61 = load ptr, ptr %8, align 8
-  %62 = getelementptr inbounds nuw %struct.block, ptr %61, i32 0, i32 5
-  %63 = load float, ptr %62, align 8
-  %64 = insertelement <8 x float> poison, float %63, i64 0
-  %65 = shufflevector <8 x float> %64, <8 x float> poison, <8 x i32> zeroinitializer
-  %66 = fmul <8 x float> %60, %65
-  store <8 x float> %66, ptr %15, align 32
-  %67 = load i32, ptr %12, align 4
-  %68 = sext i32 %67 to i64
-  %69 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %68
-  %70 = load <8 x i32>, ptr %69, align 32
-  %71 = load <8 x float>, ptr %15, align 32
-  %72 = icmp slt <8 x i32> %70, zeroinitializer
-  %73 = select <8 x i1> %72, <8 x float> %71, <8 x float> splat (float 0xFFF0000000000000)
-  %74 = load i32, ptr %12, align 4
-  %75 = sext i32 %74 to i64
-  %76 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %75
-  store <8 x float> %73, ptr %76, align 32
-  br label %77
+  %58 = mul nsw i32 %57, 8
+  %59 = sext i32 %58 to i64
+  %60 = getelementptr inbounds float, ptr %56, i64 %59
+  %61 = call <8 x float> @read(ptr noundef %60) #14
+  %62 = load ptr, ptr %8, align 8
+  %63 = getelementptr inbounds nuw %struct.block, ptr %62, i32 0, i32 5
+  %64 = load float, ptr %63, align 8
+  %65 = insertelement <8 x float> poison, float %64, i64 0
+  %66 = shufflevector <8 x float> %65, <8 x float> poison, <8 x i32> zeroinitializer
+  %67 = fmul <8 x float> %61, %66
+  store <8 x float> %67, ptr %15, align 32
+  %68 = load i32, ptr %12, align 4
+  %69 = sext i32 %68 to i64
+  %70 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %69
+  %71 = load <8 x i32>, ptr %70, align 32
+  %72 = load <8 x float>, ptr %15, align 32
+  %73 = icmp slt <8 x i32> %71, zeroinitializer
+  %74 = select <8 x i1> %73, <8 x float> %72, <8 x float> splat (float 0xFFF0000000000000)
+  %75 = load i32, ptr %12, align 4
+  %76 = sext i32 %75 to i64
+  %77 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %76
+  store <8 x float> %74, ptr %77, align 32
+  br label %78
 
-77:
-  %78 = load i32, ptr %12, align 4
-  %79 = add nsw i32 %78, 1
-  store i32 %79, ptr %12, align 4
+78:
+  %79 = load i32, ptr %12, align 4
+  %80 = add nsw i32 %79, 1
+  store i32 %80, ptr %12, align 4
   br label %24, !llvm.loop !87
 
-80:
-  %81 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 0
-  %82 = load <8 x float>, ptr %81, align 32
-  store <8 x float> %82, ptr %10, align 32
+81:
+  %82 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 0
+  %83 = load <8 x float>, ptr %82, align 32
+  store <8 x float> %83, ptr %10, align 32
   store i32 1, ptr %16, align 4
-  br label %83
+  br label %84
 
-83:
-  %84 = load i32, ptr %16, align 4
-  %85 = icmp slt i32 %84, 4
-  br i1 %85, label %86, label %104
+84:
+  %85 = load i32, ptr %16, align 4
+  %86 = icmp slt i32 %85, 4
+  br i1 %86, label %87, label %105
 
-86:
-  %87 = load i32, ptr %16, align 4
-  %88 = sext i32 %87 to i64
-  %89 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %88
-  %90 = load <8 x float>, ptr %89, align 32
-  %91 = load <8 x float>, ptr %10, align 32
-  %92 = fcmp ogt <8 x float> %90, %91
-  %93 = sext <8 x i1> %92 to <8 x i32>
-  %94 = load i32, ptr %16, align 4
-  %95 = sext i32 %94 to i64
-  %96 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %95
-  %97 = load <8 x float>, ptr %96, align 32
-  %98 = load <8 x float>, ptr %10, align 32
-  %99 = icmp slt <8 x i32> %93, zeroinitializer
-  %100 = select <8 x i1> %99, <8 x float> %97, <8 x float> %98
-  store <8 x float> %100, ptr %10, align 32
-  br label %101
+87:
+  %88 = load i32, ptr %16, align 4
+  %89 = sext i32 %88 to i64
+  %90 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %89
+  %91 = load <8 x float>, ptr %90, align 32
+  %92 = load <8 x float>, ptr %10, align 32
+  %93 = fcmp ogt <8 x float> %91, %92
+  %94 = sext <8 x i1> %93 to <8 x i32>
+  %95 = load i32, ptr %16, align 4
+  %96 = sext i32 %95 to i64
+  %97 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %96
+  %98 = load <8 x float>, ptr %97, align 32
+  %99 = load <8 x float>, ptr %10, align 32
+  %100 = icmp slt <8 x i32> %94, zeroinitializer
+  %101 = select <8 x i1> %100, <8 x float> %98, <8 x float> %99
+  store <8 x float> %101, ptr %10, align 32
+  br label %102
 
-101:
-  %102 = load i32, ptr %16, align 4
-  %103 = add nsw i32 %102, 1
-  store i32 %103, ptr %16, align 4
-  br label %83, !llvm.loop !88
+102:
+  %103 = load i32, ptr %16, align 4
+  %104 = add nsw i32 %103, 1
+  store i32 %104, ptr %16, align 4
+  br label %84, !llvm.loop !88
 
-104:
-  %105 = load ptr, ptr %6, align 8
-  %106 = getelementptr inbounds float, ptr %105, i64 8
-  %107 = load float, ptr %106, align 4
-  store float %107, ptr %17, align 4
-  %108 = load <8 x float>, ptr %10, align 32
-  %109 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %108)
-  store float %109, ptr %18, align 4
-  %110 = load float, ptr %18, align 4
-  %111 = load float, ptr %17, align 4
-  %112 = fcmp ogt float %110, %111
-  br i1 %112, label %113, label %115
+105:
+  %106 = load ptr, ptr %6, align 8
+  %107 = getelementptr inbounds float, ptr %106, i64 8
+  %108 = load float, ptr %107, align 4
+  store float %108, ptr %17, align 4
+  %109 = load <8 x float>, ptr %10, align 32
+  %110 = call float @llvm.vector.reduce.fmax.v8f32(<8 x float> %109)
+  store float %110, ptr %18, align 4
+  %111 = load float, ptr %18, align 4
+  %112 = load float, ptr %17, align 4
+  %113 = fcmp ogt float %111, %112
+  br i1 %113, label %114, label %116
 
-113:
-  %114 = load float, ptr %18, align 4
-  br label %117
+114:
+  %115 = load float, ptr %18, align 4
+  br label %118
 
-115:
-  %116 = load float, ptr %17, align 4
-  br label %117
+116:
+  %117 = load float, ptr %17, align 4
+  br label %118
 
-117:
-  %118 = phi float [ %114, %113 ], [ %116, %115 ]
-  %119 = load ptr, ptr %6, align 8
-  %120 = getelementptr inbounds float, ptr %119, i64 8
-  store float %118, ptr %120, align 4
-  store float %118, ptr %19, align 4
-  %121 = load float, ptr %17, align 4
-  %122 = load float, ptr %19, align 4
-  %123 = fsub float %121, %122
-  %124 = insertelement <8 x float> poison, float %123, i64 0
-  %125 = shufflevector <8 x float> %124, <8 x float> poison, <8 x i32> zeroinitializer
-  %126 = call <8 x float> @exponential(<8 x float> noundef %125) #14
-  store <8 x float> %126, ptr %20, align 32
-  %127 = load ptr, ptr %6, align 8
-  %128 = call <8 x float> @read(ptr noundef %127) #14
-  %129 = load <8 x float>, ptr %20, align 32
-  %130 = fmul <8 x float> %128, %129
-  store <8 x float> %130, ptr %21, align 32
+118:
+  %119 = phi float [ %115, %114 ], [ %117, %116 ]
+  %120 = load ptr, ptr %6, align 8
+  %121 = getelementptr inbounds float, ptr %120, i64 8
+  store float %119, ptr %121, align 4
+  store float %119, ptr %19, align 4
+  %122 = load float, ptr %17, align 4
+  %123 = load float, ptr %19, align 4
+  %124 = fsub float %122, %123
+  %125 = insertelement <8 x float> poison, float %124, i64 0
+  %126 = shufflevector <8 x float> %125, <8 x float> poison, <8 x i32> zeroinitializer
+  %127 = call <8 x float> @exponential(<8 x float> noundef %126) #14
+  store <8 x float> %127, ptr %20, align 32
+  %128 = load ptr, ptr %6, align 8
+  %129 = call <8 x float> @read(ptr noundef %128) #14
+  %130 = load <8 x float>, ptr %20, align 32
+  %131 = fmul <8 x float> %129, %130
+  store <8 x float> %131, ptr %21, align 32
   store i32 0, ptr %22, align 4
-  br label %131
+  br label %132
 
-131:
-  %132 = load i32, ptr %22, align 4
-  %133 = icmp slt i32 %132, 4
-  br i1 %133, label %134, label %163
+132:
+  %133 = load i32, ptr %22, align 4
+  %134 = icmp slt i32 %133, 4
+  br i1 %134, label %135, label %164
 
-134:
-  %135 = load i32, ptr %22, align 4
-  %136 = sext i32 %135 to i64
-  %137 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %136
-  %138 = load <8 x float>, ptr %137, align 32
-  %139 = load float, ptr %19, align 4
-  %140 = insertelement <8 x float> poison, float %139, i64 0
-  %141 = shufflevector <8 x float> %140, <8 x float> poison, <8 x i32> zeroinitializer
-  %142 = fsub <8 x float> %138, %141
-  %143 = call <8 x float> @exponential(<8 x float> noundef %142) #14
-  store <8 x float> %143, ptr %23, align 32
-  %144 = load i32, ptr %22, align 4
-  %145 = sext i32 %144 to i64
-  %146 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %145
-  %147 = load <8 x i32>, ptr %146, align 32
-  %148 = load <8 x float>, ptr %23, align 32
-  %149 = icmp slt <8 x i32> %147, zeroinitializer
-  %150 = select <8 x i1> %149, <8 x float> %148, <8 x float> zeroinitializer
-  store <8 x float> %150, ptr %23, align 32
-  %151 = load ptr, ptr %5, align 8
-  %152 = load i32, ptr %22, align 4
-  %153 = mul nsw i32 %152, 8
-  %154 = sext i32 %153 to i64
-  %155 = getelementptr inbounds float, ptr %151, i64 %154
-  %156 = load <8 x float>, ptr %23, align 32
-  call void @write(ptr noundef %155, <8 x float> noundef %156) #14
+135:
+  %136 = load i32, ptr %22, align 4
+  %137 = sext i32 %136 to i64
+  %138 = getelementptr inbounds [4 x <8 x float>], ptr %9, i64 0, i64 %137
+  %139 = load <8 x float>, ptr %138, align 32
+  %140 = load float, ptr %19, align 4
+  %141 = insertelement <8 x float> poison, float %140, i64 0
+  %142 = shufflevector <8 x float> %141, <8 x float> poison, <8 x i32> zeroinitializer
+  %143 = fsub <8 x float> %139, %142
+  %144 = call <8 x float> @exponential(<8 x float> noundef %143) #14
+  store <8 x float> %144, ptr %23, align 32
+  %145 = load i32, ptr %22, align 4
+  %146 = sext i32 %145 to i64
+  %147 = getelementptr inbounds [4 x <8 x i32>], ptr %11, i64 0, i64 %146
+  %148 = load <8 x i32>, ptr %147, align 32
+  %149 = load <8 x float>, ptr %23, align 32
+  %150 = icmp slt <8 x i32> %148, zeroinitializer
+  %151 = select <8 x i1> %150, <8 x float> %149, <8 x float> zeroinitializer
+  store <8 x float> %151, ptr %23, align 32
+  %152 = load ptr, ptr %5, align 8
+  %153 = load i32, ptr %22, align 4
+  %154 = mul nsw i32 %153, 8
+  %155 = sext i32 %154 to i64
+  %156 = getelementptr inbounds float, ptr %152, i64 %155
   %157 = load <8 x float>, ptr %23, align 32
-  %158 = load <8 x float>, ptr %21, align 32
-  %159 = fadd <8 x float> %158, %157
-  store <8 x float> %159, ptr %21, align 32
-  br label %160
+  call void @write(ptr noundef %156, <8 x float> noundef %157) #14
+  %158 = load <8 x float>, ptr %23, align 32
+  %159 = load <8 x float>, ptr %21, align 32
+  %160 = fadd <8 x float> %159, %158
+  store <8 x float> %160, ptr %21, align 32
+  br label %161
 
-160:
-  %161 = load i32, ptr %22, align 4
-  %162 = add nsw i32 %161, 1
-  store i32 %162, ptr %22, align 4
-  br label %131, !llvm.loop !89
+161:
+  %162 = load i32, ptr %22, align 4
+  %163 = add nsw i32 %162, 1
+  store i32 %163, ptr %22, align 4
+  br label %132, !llvm.loop !89
 
-163:
-  %164 = load ptr, ptr %6, align 8
-  %165 = load <8 x float>, ptr %21, align 32
-  call void @write(ptr noundef %164, <8 x float> noundef %165) #14
-  %166 = load <8 x float>, ptr %20, align 32
-  ret <8 x float> %166
+164:
+  %165 = load ptr, ptr %6, align 8
+  %166 = load <8 x float>, ptr %21, align 32
+  call void @write(ptr noundef %165, <8 x float> noundef %166) #14
+  %167 = load <8 x float>, ptr %20, align 32
+  %168 = extractelement <8 x float> %167, i32 0
+  ret float %168
 }
 
 define internal i32 @vectors_at_once(i32 noundef %0) #1 {
@@ -5362,11 +5424,11 @@ define internal i32 @vectors_at_once(i32 noundef %0) #1 {
   %3 = load i32, ptr %2, align 4
   %4 = icmp sle i32 %3, 2
   %5 = zext i1 %4 to i64
-  %6 = select i1 %4, i32 4, i32 2
+  %6 = select i1 %4, i32 2, i32 2
   ret i32 %6
 }
 
-define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i32 noundef %5, i32 noundef %6) #3 {
+define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2, ptr noundef %3, i64 noundef %4, i32 noundef %5, i32 noundef %6) #5 {
   %8 = alloca ptr, align 8
   %9 = alloca ptr, align 8
   %10 = alloca ptr, align 8
@@ -5374,17 +5436,18 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   %12 = alloca i64, align 8
   %13 = alloca i32, align 4
   %14 = alloca i32, align 4
-  %15 = alloca [4 x [4 x <8 x float>]], align 32
+  %15 = alloca [8 x [2 x <16 x float>]], align 64
   %16 = alloca i32, align 4
   %17 = alloca i32, align 4
-  %18 = alloca i64, align 8
-  %19 = alloca ptr, align 8
-  %20 = alloca [4 x <8 x float>], align 32
-  %21 = alloca i32, align 4
+  %18 = alloca ptr, align 8
+  %19 = alloca i64, align 8
+  %20 = alloca ptr, align 8
+  %21 = alloca [2 x <16 x float>], align 64
   %22 = alloca i32, align 4
   %23 = alloca i32, align 4
   %24 = alloca i32, align 4
   %25 = alloca i32, align 4
+  %26 = alloca i32, align 4
   store ptr %0, ptr %8, align 8
   store ptr %1, ptr %9, align 8
   store ptr %2, ptr %10, align 8
@@ -5393,285 +5456,272 @@ define internal void @add_vectors(ptr noundef %0, ptr noundef %1, ptr noundef %2
   store i32 %5, ptr %13, align 4
   store i32 %6, ptr %14, align 4
   store i32 0, ptr %16, align 4
-  br label %26
+  br label %27
 
-26:
-  %27 = load i32, ptr %16, align 4
-  %28 = load i32, ptr %13, align 4
-  %29 = icmp slt i32 %27, %28
-  br i1 %29, label %30, label %68
-
-30:
-  store i32 0, ptr %17, align 4
-  br label %31
+27:
+  %28 = load i32, ptr %16, align 4
+  %29 = load i32, ptr %13, align 4
+  %30 = icmp slt i32 %28, %29
+  br i1 %30, label %31, label %72
 
 31:
-  %32 = load i32, ptr %17, align 4
-  %33 = load i32, ptr %14, align 4
-  %34 = icmp slt i32 %32, %33
-  br i1 %34, label %35, label %64
+  store i32 0, ptr %17, align 4
+  br label %32
 
-35:
-  %36 = load ptr, ptr %8, align 8
-  %37 = load i32, ptr %16, align 4
-  %38 = sext i32 %37 to i64
-  %39 = getelementptr inbounds ptr, ptr %36, i64 %38
-  %40 = load ptr, ptr %39, align 8
-  %41 = getelementptr inbounds float, ptr %40, i64 16
-  %42 = load i64, ptr %12, align 8
-  %43 = getelementptr inbounds float, ptr %41, i64 %42
-  %44 = load i32, ptr %17, align 4
-  %45 = mul nsw i32 %44, 8
-  %46 = sext i32 %45 to i64
-  %47 = getelementptr inbounds float, ptr %43, i64 %46
-  %48 = call <8 x float> @read(ptr noundef %47) #14
-  %49 = load ptr, ptr %10, align 8
-  %50 = load i32, ptr %16, align 4
-  %51 = sext i32 %50 to i64
-  %52 = getelementptr inbounds <8 x float>, ptr %49, i64 %51
-  %53 = load <8 x float>, ptr %52, align 32
-  %54 = fmul <8 x float> %48, %53
-  %55 = load i32, ptr %16, align 4
-  %56 = sext i32 %55 to i64
-  %57 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %56
-  %58 = load i32, ptr %17, align 4
-  %59 = sext i32 %58 to i64
-  %60 = getelementptr inbounds [4 x <8 x float>], ptr %57, i64 0, i64 %59
-  store <8 x float> %54, ptr %60, align 32
-  br label %61
+32:
+  %33 = load i32, ptr %17, align 4
+  %34 = load i32, ptr %14, align 4
+  %35 = icmp slt i32 %33, %34
+  br i1 %35, label %36, label %68
 
-61:
+36:
+  %37 = load ptr, ptr %8, align 8
+  %38 = load i32, ptr %16, align 4
+  %39 = sext i32 %38 to i64
+  %40 = getelementptr inbounds ptr, ptr %37, i64 %39
+  %41 = load ptr, ptr %40, align 8
+  %42 = getelementptr inbounds float, ptr %41, i64 16
+  %43 = load i64, ptr %12, align 8
+  %44 = getelementptr inbounds float, ptr %42, i64 %43
+  %45 = load i32, ptr %17, align 4
+  %46 = mul nsw i32 %45, 16
+  %47 = sext i32 %46 to i64
+  %48 = getelementptr inbounds float, ptr %44, i64 %47
+  store ptr %48, ptr %18, align 8
+  %49 = load ptr, ptr %18, align 8
+  %50 = load <16 x float>, ptr %49, align 1
+  %51 = load ptr, ptr %10, align 8
+  %52 = load i32, ptr %16, align 4
+  %53 = sext i32 %52 to i64
+  %54 = getelementptr inbounds float, ptr %51, i64 %53
+  %55 = load float, ptr %54, align 4
+  %56 = insertelement <16 x float> poison, float %55, i64 0
+  %57 = shufflevector <16 x float> %56, <16 x float> poison, <16 x i32> zeroinitializer
+  %58 = fmul <16 x float> %50, %57
+  %59 = load i32, ptr %16, align 4
+  %60 = sext i32 %59 to i64
+  %61 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %15, i64 0, i64 %60
   %62 = load i32, ptr %17, align 4
-  %63 = add nsw i32 %62, 1
-  store i32 %63, ptr %17, align 4
-  br label %31, !llvm.loop !90
-
-64:
+  %63 = sext i32 %62 to i64
+  %64 = getelementptr inbounds [2 x <16 x float>], ptr %61, i64 0, i64 %63
+  store <16 x float> %58, ptr %64, align 64
   br label %65
 
 65:
-  %66 = load i32, ptr %16, align 4
+  %66 = load i32, ptr %17, align 4
   %67 = add nsw i32 %66, 1
-  store i32 %67, ptr %16, align 4
-  br label %26, !llvm.loop !91
+  store i32 %67, ptr %17, align 4
+  br label %32, !llvm.loop !90
 
 68:
-  %69 = load ptr, ptr %11, align 8
-  %70 = getelementptr inbounds nuw %struct.block, ptr %69, i32 0, i32 6
-  %71 = load i64, ptr %70, align 8
-  store i64 %71, ptr %18, align 8
-  br label %72
+  br label %69
+
+69:
+  %70 = load i32, ptr %16, align 4
+  %71 = add nsw i32 %70, 1
+  store i32 %71, ptr %16, align 4
+  br label %27, !llvm.loop !91
 
 72:
-  %73 = load i64, ptr %18, align 8
-  %74 = load ptr, ptr %11, align 8
-  %75 = getelementptr inbounds nuw %struct.block, ptr %74, i32 0, i32 7
-  %76 = load i64, ptr %75, align 8
-  %77 = icmp sle i64 %73, %76
-  br i1 %77, label %78, label %156
+  %73 = load ptr, ptr %11, align 8
+  %74 = getelementptr inbounds nuw %struct.block, ptr %73, i32 0, i32 6
+  %75 = load i64, ptr %74, align 8
+  store i64 %75, ptr %19, align 8
+  br label %76
 
-78:
-  %79 = load ptr, ptr %11, align 8
-  %80 = getelementptr inbounds nuw %struct.block, ptr %79, i32 0, i32 1
-  %81 = load ptr, ptr %80, align 8
-  %82 = load i64, ptr %18, align 8
+76:
+  %77 = load i64, ptr %19, align 8
+  %78 = load ptr, ptr %11, align 8
+  %79 = getelementptr inbounds nuw %struct.block, ptr %78, i32 0, i32 7
+  %80 = load i64, ptr %79, align 8
+  %81 = icmp sle i64 %77, %80
+  br i1 %81, label %82, label %160
+
+82:
   %83 = load ptr, ptr %11, align 8
-  %84 = getelementptr inbounds nuw %struct.block, ptr %83, i32 0, i32 4
-  %85 = load i64, ptr %84, align 8
-  %86 = mul nsw i64 %82, %85
-  %87 = getelementptr inbounds half, ptr %81, i64 %86
-  %88 = load i64, ptr %12, align 8
-  %89 = getelementptr inbounds half, ptr %87, i64 %88
-  store ptr %89, ptr %19, align 8
-  store i32 0, ptr %21, align 4
-  br label %90
-
-90:
-  %91 = load i32, ptr %21, align 4
-  %92 = load i32, ptr %14, align 4
-  %93 = icmp slt i32 %91, %92
-  br i1 %93, label %94, label %107
+  %84 = getelementptr inbounds nuw %struct.block, ptr %83, i32 0, i32 1
+  %85 = load ptr, ptr %84, align 8
+  %86 = load i64, ptr %19, align 8
+  %87 = load ptr, ptr %11, align 8
+  %88 = getelementptr inbounds nuw %struct.block, ptr %87, i32 0, i32 4
+  %89 = load i64, ptr %88, align 8
+  %90 = mul nsw i64 %86, %89
+  %91 = getelementptr inbounds half, ptr %85, i64 %90
+  %92 = load i64, ptr %12, align 8
+  %93 = getelementptr inbounds half, ptr %91, i64 %92
+  store ptr %93, ptr %20, align 8
+  store i32 0, ptr %22, align 4
+  br label %94
 
 94:
-  %95 = load ptr, ptr %19, align 8
-  %96 = load i32, ptr %21, align 4
-  %97 = mul nsw i32 %96, 8
-  %98 = sext i32 %97 to i64
-  %99 = getelementptr inbounds half, ptr %95, i64 %98
-  %100 = call <8 x float> @read_halves(ptr noundef %99) #14
-  %101 = load i32, ptr %21, align 4
+  %95 = load i32, ptr %22, align 4
+  %96 = load i32, ptr %14, align 4
+  %97 = icmp slt i32 %95, %96
+  br i1 %97, label %98, label %111
+
+98:
+  %99 = load ptr, ptr %20, align 8
+  %100 = load i32, ptr %22, align 4
+  %101 = mul nsw i32 %100, 16
   %102 = sext i32 %101 to i64
-  %103 = getelementptr inbounds [4 x <8 x float>], ptr %20, i64 0, i64 %102
-  store <8 x float> %100, ptr %103, align 32
-  br label %104
-
-104:
-  %105 = load i32, ptr %21, align 4
-  %106 = add nsw i32 %105, 1
-  store i32 %106, ptr %21, align 4
-  br label %90, !llvm.loop !92
-
-107:
-  store i32 0, ptr %22, align 4
+  %103 = getelementptr inbounds half, ptr %99, i64 %102
+  %104 = call <16 x float> @read_wide_halves(ptr noundef %103) #14
+  %105 = load i32, ptr %22, align 4
+  %106 = sext i32 %105 to i64
+  %107 = getelementptr inbounds [2 x <16 x float>], ptr %21, i64 0, i64 %106
+  store <16 x float> %104, ptr %107, align 64
   br label %108
 
 108:
   %109 = load i32, ptr %22, align 4
-  %110 = load i32, ptr %13, align 4
-  %111 = icmp slt i32 %109, %110
-  br i1 %111, label %112, label %152
+  %110 = add nsw i32 %109, 1
+  store i32 %110, ptr %22, align 4
+  br label %94, !llvm.loop !92
+
+111:
+  store i32 0, ptr %23, align 4
+  br label %112
 
 112:
-  store i32 0, ptr %23, align 4
-  br label %113
+  %113 = load i32, ptr %23, align 4
+  %114 = load i32, ptr %13, align 4
+  %115 = icmp slt i32 %113, %114
+  br i1 %115, label %116, label %156
 
-113:
-  %114 = load i32, ptr %23, align 4
-  %115 = load i32, ptr %14, align 4
-  %116 = icmp slt i32 %114, %115
-  br i1 %116, label %117, label %148
+116:
+  store i32 0, ptr %24, align 4
+  br label %117
 
 117:
-  %118 = load ptr, ptr %9, align 8
-  %119 = load i32, ptr %22, align 4
-  %120 = sext i32 %119 to i64
-  %121 = getelementptr inbounds [32 x float], ptr %118, i64 %120
-  %122 = load i64, ptr %18, align 8
-  %123 = getelementptr inbounds [32 x float], ptr %121, i64 0, i64 %122
-  %124 = load float, ptr %123, align 4
-  %125 = insertelement <8 x float> poison, float %124, i64 0
-  %126 = shufflevector <8 x float> %125, <8 x float> poison, <8 x i32> zeroinitializer
-  %127 = load i32, ptr %23, align 4
-  %128 = sext i32 %127 to i64
-  %129 = getelementptr inbounds [4 x <8 x float>], ptr %20, i64 0, i64 %128
-  %130 = load <8 x float>, ptr %129, align 32
-  %131 = load i32, ptr %22, align 4
+  %118 = load i32, ptr %24, align 4
+  %119 = load i32, ptr %14, align 4
+  %120 = icmp slt i32 %118, %119
+  br i1 %120, label %121, label %152
+
+121:
+  %122 = load ptr, ptr %9, align 8
+  %123 = load i32, ptr %23, align 4
+  %124 = sext i32 %123 to i64
+  %125 = getelementptr inbounds [32 x float], ptr %122, i64 %124
+  %126 = load i64, ptr %19, align 8
+  %127 = getelementptr inbounds [32 x float], ptr %125, i64 0, i64 %126
+  %128 = load float, ptr %127, align 4
+  %129 = insertelement <16 x float> poison, float %128, i64 0
+  %130 = shufflevector <16 x float> %129, <16 x float> poison, <16 x i32> zeroinitializer
+  %131 = load i32, ptr %24, align 4
   %132 = sext i32 %131 to i64
-  %133 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %132
-  %134 = load i32, ptr %23, align 4
-  %135 = sext i32 %134 to i64
-  %136 = getelementptr inbounds [4 x <8 x float>], ptr %133, i64 0, i64 %135
-  %137 = load <8 x float>, ptr %136, align 32
-  %138 = call <8 x float> @fused(<8 x float> noundef %126, <8 x float> noundef %130, <8 x float> noundef %137) #14
-  %139 = load i32, ptr %22, align 4
-  %140 = sext i32 %139 to i64
-  %141 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %140
-  %142 = load i32, ptr %23, align 4
-  %143 = sext i32 %142 to i64
-  %144 = getelementptr inbounds [4 x <8 x float>], ptr %141, i64 0, i64 %143
-  store <8 x float> %138, ptr %144, align 32
-  br label %145
-
-145:
-  %146 = load i32, ptr %23, align 4
-  %147 = add nsw i32 %146, 1
-  store i32 %147, ptr %23, align 4
-  br label %113, !llvm.loop !93
-
-148:
+  %133 = getelementptr inbounds [2 x <16 x float>], ptr %21, i64 0, i64 %132
+  %134 = load <16 x float>, ptr %133, align 64
+  %135 = load i32, ptr %23, align 4
+  %136 = sext i32 %135 to i64
+  %137 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %15, i64 0, i64 %136
+  %138 = load i32, ptr %24, align 4
+  %139 = sext i32 %138 to i64
+  %140 = getelementptr inbounds [2 x <16 x float>], ptr %137, i64 0, i64 %139
+  %141 = load <16 x float>, ptr %140, align 64
+  %142 = call <16 x float> @llvm.fma.v16f32(<16 x float> %130, <16 x float> %134, <16 x float> %141)
+  %143 = load i32, ptr %23, align 4
+  %144 = sext i32 %143 to i64
+  %145 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %15, i64 0, i64 %144
+  %146 = load i32, ptr %24, align 4
+  %147 = sext i32 %146 to i64
+  %148 = getelementptr inbounds [2 x <16 x float>], ptr %145, i64 0, i64 %147
+  store <16 x float> %142, ptr %148, align 64
   br label %149
 
 149:
-  %150 = load i32, ptr %22, align 4
+  %150 = load i32, ptr %24, align 4
   %151 = add nsw i32 %150, 1
-  store i32 %151, ptr %22, align 4
-  br label %108, !llvm.loop !94
+  store i32 %151, ptr %24, align 4
+  br label %117, !llvm.loop !93
 
 152:
   br label %153
 
 153:
-  %154 = load i64, ptr %18, align 8
-  %155 = add nsw i64 %154, 1
-  store i64 %155, ptr %18, align 8
-  br label %72, !llvm.loop !95
+  %154 = load i32, ptr %23, align 4
+  %155 = add nsw i32 %154, 1
+  store i32 %155, ptr %23, align 4
+  br label %112, !llvm.loop !94
 
 156:
-  store i32 0, ptr %24, align 4
   br label %157
 
 157:
-  %158 = load i32, ptr %24, align 4
-  %159 = load i32, ptr %13, align 4
-  %160 = icmp slt i32 %158, %159
-  br i1 %160, label %161, label %193
+  %158 = load i64, ptr %19, align 8
+  %159 = add nsw i64 %158, 1
+  store i64 %159, ptr %19, align 8
+  br label %76, !llvm.loop !95
+
+160:
+  store i32 0, ptr %25, align 4
+  br label %161
 
 161:
-  store i32 0, ptr %25, align 4
-  br label %162
+  %162 = load i32, ptr %25, align 4
+  %163 = load i32, ptr %13, align 4
+  %164 = icmp slt i32 %162, %163
+  br i1 %164, label %165, label %197
 
-162:
-  %163 = load i32, ptr %25, align 4
-  %164 = load i32, ptr %14, align 4
-  %165 = icmp slt i32 %163, %164
-  br i1 %165, label %166, label %189
+165:
+  store i32 0, ptr %26, align 4
+  br label %166
 
 166:
-  %167 = load ptr, ptr %8, align 8
-  %168 = load i32, ptr %24, align 4
-  %169 = sext i32 %168 to i64
-  %170 = getelementptr inbounds ptr, ptr %167, i64 %169
-  %171 = load ptr, ptr %170, align 8
-  %172 = getelementptr inbounds float, ptr %171, i64 16
-  %173 = load i64, ptr %12, align 8
-  %174 = getelementptr inbounds float, ptr %172, i64 %173
-  %175 = load i32, ptr %25, align 4
-  %176 = mul nsw i32 %175, 8
-  %177 = sext i32 %176 to i64
-  %178 = getelementptr inbounds float, ptr %174, i64 %177
-  %179 = load i32, ptr %24, align 4
+  %167 = load i32, ptr %26, align 4
+  %168 = load i32, ptr %14, align 4
+  %169 = icmp slt i32 %167, %168
+  br i1 %169, label %170, label %193
+
+170:
+  %171 = load i32, ptr %25, align 4
+  %172 = sext i32 %171 to i64
+  %173 = getelementptr inbounds [8 x [2 x <16 x float>]], ptr %15, i64 0, i64 %172
+  %174 = load i32, ptr %26, align 4
+  %175 = sext i32 %174 to i64
+  %176 = getelementptr inbounds [2 x <16 x float>], ptr %173, i64 0, i64 %175
+  %177 = load <16 x float>, ptr %176, align 64
+  %178 = load ptr, ptr %8, align 8
+  %179 = load i32, ptr %25, align 4
   %180 = sext i32 %179 to i64
-  %181 = getelementptr inbounds [4 x [4 x <8 x float>]], ptr %15, i64 0, i64 %180
-  %182 = load i32, ptr %25, align 4
-  %183 = sext i32 %182 to i64
-  %184 = getelementptr inbounds [4 x <8 x float>], ptr %181, i64 0, i64 %183
-  %185 = load <8 x float>, ptr %184, align 32
-  call void @write(ptr noundef %178, <8 x float> noundef %185) #14
-  br label %186
-
-186:
-  %187 = load i32, ptr %25, align 4
-  %188 = add nsw i32 %187, 1
-  store i32 %188, ptr %25, align 4
-  br label %162, !llvm.loop !96
-
-189:
+  %181 = getelementptr inbounds ptr, ptr %178, i64 %180
+  %182 = load ptr, ptr %181, align 8
+  %183 = getelementptr inbounds float, ptr %182, i64 16
+  %184 = load i64, ptr %12, align 8
+  %185 = getelementptr inbounds float, ptr %183, i64 %184
+  %186 = load i32, ptr %26, align 4
+  %187 = mul nsw i32 %186, 16
+  %188 = sext i32 %187 to i64
+  %189 = getelementptr inbounds float, ptr %185, i64 %188
+  store <16 x float> %177, ptr %189, align 1
   br label %190
 
 190:
-  %191 = load i32, ptr %24, align 4
+  %191 = load i32, ptr %26, align 4
   %192 = add nsw i32 %191, 1
-  store i32 %192, ptr %24, align 4
-  br label %157, !llvm.loop !97
+  store i32 %192, ptr %26, align 4
+  br label %166, !llvm.loop !96
 
 193:
+  br label %194
+
+194:
+  %195 = load i32, ptr %25, align 4
+  %196 = add nsw i32 %195, 1
+  store i32 %196, ptr %25, align 4
+  br label %161, !llvm.loop !97
+
+197:
   ret void
 }
 
-define internal <8 x float> @read_halves(ptr noundef %0) #3 {
+define internal <8 x float> @read(ptr noundef %0) #3 {
   %2 = alloca ptr, align 8
   store ptr %0, ptr %2, align 8
   %3 = load ptr, ptr %2, align 8
-  %4 = load <8 x half>, ptr %3, align 1
-  %5 = fpext <8 x half> %4 to <8 x float>
-  ret <8 x float> %5
+  %4 = load <8 x float>, ptr %3, align 1
+  ret <8 x float> %4
 }
-
-define internal <8 x float> @fused(<8 x float> noundef %0, <8 x float> noundef %1, <8 x float> noundef %2) #3 {
-  %4 = alloca <8 x float>, align 32
-  %5 = alloca <8 x float>, align 32
-  %6 = alloca <8 x float>, align 32
-  store <8 x float> %0, ptr %4, align 32
-  store <8 x float> %1, ptr %5, align 32
-  store <8 x float> %2, ptr %6, align 32
-  %7 = load <8 x float>, ptr %4, align 32
-  %8 = load <8 x float>, ptr %5, align 32
-  %9 = load <8 x float>, ptr %6, align 32
-  %10 = call <8 x float> @llvm.fma.v8f32(<8 x float> %7, <8 x float> %8, <8 x float> %9)
-  ret <8 x float> %10
-}
-
-declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>) #7
 
 declare float @llvm.vector.reduce.fmax.v8f32(<8 x float>) #11
 
@@ -5749,15 +5799,23 @@ define internal <8 x float> @exponential(<8 x float> noundef %0) #3 {
   ret <8 x float> %52
 }
 
-define internal <8 x float> @read(ptr noundef %0) #3 {
-  %2 = alloca ptr, align 8
-  store ptr %0, ptr %2, align 8
-  %3 = load ptr, ptr %2, align 8
-  %4 = load <8 x float>, ptr %3, align 1
-  ret <8 x float> %4
+declare <8 x float> @llvm.rint.v8f32(<8 x float>) #7
+
+define internal <8 x float> @fused(<8 x float> noundef %0, <8 x float> noundef %1, <8 x float> noundef %2) #3 {
+  %4 = alloca <8 x float>, align 32
+  %5 = alloca <8 x float>, align 32
+  %6 = alloca <8 x float>, align 32
+  store <8 x float> %0, ptr %4, align 32
+  store <8 x float> %1, ptr %5, align 32
+  store <8 x float> %2, ptr %6, align 32
+  %7 = load <8 x float>, ptr %4, align 32
+  %8 = load <8 x float>, ptr %5, align 32
+  %9 = load <8 x float>, ptr %6, align 32
+  %10 = call <8 x float> @llvm.fma.v8f32(<8 x float> %7, <8 x float> %8, <8 x float> %9)
+  ret <8 x float> %10
 }
 
-declare <8 x float> @llvm.rint.v8f32(<8 x float>) #7
+declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>) #7
 
 define internal float @sum(<8 x float> noundef %0) #3 {
   %2 = alloca <8 x float>, align 32

@@ -18,7 +18,7 @@
 #define UNROLLED _Pragma("clang loop unroll(full)")
 
 enum {
-    LANES = 8,         /* of a vector of floats, except in products with AVX512 */
+    LANES = 8,         /* of a vector of floats; with AVX512 products and attention have WIDTH */
     TILE = 16,         /* rows of weights that are multiplied together */
     BLOCK_TOKENS = 32, /* of a block of the KV cache */
     LINE_WORDS = 8,    /* int64 in a line of the processor's cache */
@@ -38,11 +38,6 @@ typedef shorts shorts_anywhere __attribute__((aligned(1)));
 typedef bytes bytes_anywhere __attribute__((aligned(1)));
 
 INLINE floats read(const float *from) { return *(const floats_anywhere *)from; }
-
-INLINE floats read_halves(const half *from)
-{
-    return __builtin_convertvector(*(const halves_anywhere *)from, floats);
-}
 
 INLINE void write(float *to, floats values) { *(floats_anywhere *)to = values; }
 
@@ -454,7 +449,8 @@ static void round8(const union job *job, int64_t first, int64_t last)
 
 enum {
     PIECES = BLOCK_TOKENS / LANES, /* vectors that hold a number for each token of a block */
-    HEADS = 4, /* whose sums are in registers together, of one row or of several */
+    MOST_VECTORS = BLOCK_TOKENS / WIDTH,
+    HEADS = WIDTH / 2, /* whose sums are in registers together, of one row or of several */
     PART_TOKENS = 256,
     TOGETHER = 8, /* rows of a request that read a block one after the other, */
     QUERIES = 64, /* and their heads, unless one row has more */
@@ -477,46 +473,46 @@ struct block {
     int64_t first, last; /* token that is read */
 };
 
-/* Vectors of sums of each head at once; so a head's size is a multiple of 2 * LANES. Few heads have
- * more of them: additions to a sum wait for each other. */
-INLINE int vectors_at_once(int heads) { return heads <= 2 ? 4 : 2; }
+/* Vectors of sums of each head at once. With AVX2, few heads have more of them: additions to a sum
+ * wait for each other. */
+INLINE int vectors_at_once(int heads) { return heads <= 2 ? MOST_VECTORS : 2; }
 
-/* scores[head][piece]: products of `heads` queries and the keys of a block. A row of keys is a line
+/* scores[head][token]: products of `heads` queries and the keys of a block. A row of keys is a line
  * of the cache, as are the same bytes of values: those of the next block are asked for. */
 INLINE void score(
-    floats scores[HEADS][PIECES], const struct block *block, const float *const *queries,
+    float scores[HEADS][BLOCK_TOKENS], const struct block *block, const float *const *queries,
     int heads)
 {
-    const int at_once = vectors_at_once(heads);
-    UNROLLED for (int first = 0; first < PIECES; first += at_once) {
-        floats sums[HEADS][PIECES];
+    const int vectors = vectors_at_once(heads);
+    UNROLLED for (int first = 0; first < BLOCK_TOKENS; first += vectors * WIDTH) {
+        wide_floats sums[HEADS][MOST_VECTORS];
         UNROLLED for (int head = 0; head < heads; head++)
-            UNROLLED for (int piece = 0; piece < at_once; piece++)
-                sums[head][piece] = 0;
+            UNROLLED for (int v = 0; v < vectors; v++)
+                sums[head][v] = 0;
         for (int64_t index = 0; index < block->size; index++) {
-            const half *row = block->keys + index * BLOCK_TOKENS + first * LANES;
-            floats of_tokens[PIECES];
+            const half *row = block->keys + index * BLOCK_TOKENS + first;
+            wide_floats of_tokens[MOST_VECTORS];
             if (!first)
                 __builtin_prefetch(block->next_keys + index * BLOCK_TOKENS, 0, 2);
-            if (first + at_once == PIECES)
+            if (first + vectors * WIDTH == BLOCK_TOKENS)
                 __builtin_prefetch(block->next_values + index * BLOCK_TOKENS, 0, 2);
-            UNROLLED for (int piece = 0; piece < at_once; piece++)
-                of_tokens[piece] = read_halves(row + piece * LANES);
+            UNROLLED for (int v = 0; v < vectors; v++)
+                of_tokens[v] = read_wide_halves(row + v * WIDTH);
             UNROLLED for (int head = 0; head < heads; head++)
-                UNROLLED for (int piece = 0; piece < at_once; piece++)
-                    sums[head][piece] =
-                        fused(queries[head][index], of_tokens[piece], sums[head][piece]);
+                UNROLLED for (int v = 0; v < vectors; v++)
+                    sums[head][v] = __builtin_elementwise_fma(
+                        (wide_floats)queries[head][index], of_tokens[v], sums[head][v]);
         }
         UNROLLED for (int head = 0; head < heads; head++)
-            UNROLLED for (int piece = 0; piece < at_once; piece++)
-                scores[head][first + piece] = sums[head][piece];
+            UNROLLED for (int v = 0; v < vectors; v++)
+                *(wide_floats_anywhere *)(scores[head] + first + v * WIDTH) = sums[head][v];
     }
 }
 
 /* weights = exp(score - top) of the tokens that are read, which are added to the total, once the
  * top is at least their largest score. Gives by what earlier sums shrink. */
-INLINE floats weigh(
-    float *weights, float *record, const floats *scores, const struct block *block)
+INLINE float weigh(
+    float *weights, float *record, const float *scores, const struct block *block)
 {
     floats limited[PIECES], largest;
     ints read_here[PIECES];
@@ -524,7 +520,7 @@ INLINE floats weigh(
         const ints tokens = (ints){0, 1, 2, 3, 4, 5, 6, 7} + piece * LANES;
         read_here[piece] = (tokens >= (ints)(int32_t)block->first)
                            & (tokens <= (ints)(int32_t)block->last);
-        floats scaled = scores[piece] * block->scale;
+        floats scaled = read(scores + piece * LANES) * block->scale;
         limited[piece] = read_here[piece] ? scaled : (floats)-__builtin_inff();
     }
     largest = limited[0];
@@ -541,31 +537,34 @@ INLINE floats weigh(
         total += weight;
     }
     write(record, total);
-    return factor;
+    return factor[0];
 }
 
 /* result = factor * result + the sum of values by their weights, for `vectors` vectors from `begin`
  * of each head. */
 INLINE void add_vectors(
-    float *const *records, float weights[HEADS][BLOCK_TOKENS], const floats *factors,
+    float *const *records, float weights[HEADS][BLOCK_TOKENS], const float *factors,
     const struct block *block, int64_t begin, int heads, int vectors)
 {
-    floats sums[HEADS][PIECES];
+    wide_floats sums[HEADS][MOST_VECTORS];
     UNROLLED for (int head = 0; head < heads; head++)
-        UNROLLED for (int v = 0; v < vectors; v++)
-            sums[head][v] = read(records[head] + RESULT + begin + v * LANES) * factors[head];
+        UNROLLED for (int v = 0; v < vectors; v++) {
+            const float *result = records[head] + RESULT + begin + v * WIDTH;
+            sums[head][v] = *(const wide_floats_anywhere *)result * factors[head];
+        }
     for (int64_t token = block->first; token <= block->last; token++) {
         const half *row = block->values + token * block->size + begin;
-        floats of_token[PIECES];
+        wide_floats of_token[MOST_VECTORS];
         UNROLLED for (int v = 0; v < vectors; v++)
-            of_token[v] = read_halves(row + v * LANES);
+            of_token[v] = read_wide_halves(row + v * WIDTH);
         UNROLLED for (int head = 0; head < heads; head++)
             UNROLLED for (int v = 0; v < vectors; v++)
-                sums[head][v] = fused(weights[head][token], of_token[v], sums[head][v]);
+                sums[head][v] = __builtin_elementwise_fma(
+                    (wide_floats)weights[head][token], of_token[v], sums[head][v]);
     }
     UNROLLED for (int head = 0; head < heads; head++)
         UNROLLED for (int v = 0; v < vectors; v++)
-            write(records[head] + RESULT + begin + v * LANES, sums[head][v]);
+            *(wide_floats_anywhere *)(records[head] + RESULT + begin + v * WIDTH) = sums[head][v];
 }
 
 /* Add a block to the records of `heads` queries, a constant. They share a key's head, and each key
@@ -573,17 +572,16 @@ INLINE void add_vectors(
 INLINE void add_block(
     const struct block *block, const float *const *queries, float *const *records, int heads)
 {
-    floats scores[HEADS][PIECES], factors[HEADS];
-    float weights[HEADS][BLOCK_TOKENS];
+    float scores[HEADS][BLOCK_TOKENS], weights[HEADS][BLOCK_TOKENS], factors[HEADS];
     score(scores, block, queries, heads);
     UNROLLED for (int head = 0; head < heads; head++)
         factors[head] = weigh(weights[head], records[head], scores[head], block);
     const int vectors = vectors_at_once(heads);
     int64_t at = 0;
-    for (; at + vectors * LANES <= block->size; at += vectors * LANES)
+    for (; at + vectors * WIDTH <= block->size; at += vectors * WIDTH)
         add_vectors(records, weights, factors, block, at, heads, vectors);
-    if (vectors > 2 && at < block->size)
-        add_vectors(records, weights, factors, block, at, heads, 2);
+    if (vectors > VECTORS && at < block->size)
+        add_vectors(records, weights, factors, block, at, heads, VECTORS);
 }
 
 #define BLOCK_FUNCTION(heads) \
@@ -597,10 +595,20 @@ BLOCK_FUNCTION(1)
 BLOCK_FUNCTION(2)
 BLOCK_FUNCTION(3)
 BLOCK_FUNCTION(4)
+#if defined(__AVX512VNNI__)
+BLOCK_FUNCTION(5)
+BLOCK_FUNCTION(6)
+BLOCK_FUNCTION(7)
+BLOCK_FUNCTION(8)
+#endif
 
 typedef void block_function(const struct block *, const float *const *, float *const *);
 static block_function *const BLOCK_FUNCTIONS[] = {
-    0, add_block_1, add_block_2, add_block_3, add_block_4};
+    0, add_block_1, add_block_2, add_block_3, add_block_4,
+#if defined(__AVX512VNNI__)
+    add_block_5, add_block_6, add_block_7, add_block_8,
+#endif
+};
 
 INLINE int64_t oldest(const union job *job, int64_t row) /* token that a row reads */
 {
