@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from string import ascii_letters
 from typing import Any, NamedTuple
 
 from specdemo.text.tokenizer import Tokenizer, certain
@@ -48,7 +49,6 @@ LOOSE_TAGS = "tool_call tools tool function_call response json JSON xml".split()
 LOOSE_ENDS = {f"<{tag}>": f"</{tag}>" for tag in LOOSE_TAGS} | {"```": "```", BARE: ""}
 """What models put before and after a call that they write in another form than the template's, as
 Qwen2.5-Coder does. llama.cpp reads these too."""
-LOOSE_LANGUAGES = "json", "JSON", "xml"  # after a fence
 
 _DECODER = json.JSONDecoder()
 _OBJECT = '{"name": "', '", "arguments": ', "}", ", "
@@ -175,13 +175,7 @@ class CallReader:
         text = self._unread
         begin = 0 if lead == BARE else len(lead)
         if lead == "```":
-            word = re.compile("[a-zA-Z]*").match(text, begin)
-            assert word
-            if not any(language.startswith(word[0]) for language in LOOSE_LANGUAGES):
-                return None, len(lead)
-            if word.end() < len(text) and word[0] not in ("", *LOOSE_LANGUAGES):
-                return None, len(lead)
-            begin = word.end()
+            begin = len(text) - len(text[begin:].lstrip(ascii_letters))  # a language
         if not (opening := self._opening.match(text, begin)):
             begun = "".join(text[begin:].split())
             return None, 0 if any(o.startswith(begun) for o in self._openings) else len(lead)
