@@ -21,7 +21,7 @@ TOKENS = 64  # of the longest answer
 OPTIONS = {"assistant_model": "--assistant-model", "weight_format": "--weight-format"}
 
 
-@shared.sectioned()
+@click.command()
 @click.argument(
     "pair",
     metavar="PAIR_OR_MODEL",

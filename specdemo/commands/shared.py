@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -27,14 +26,9 @@ from specdemo.runs.trace import as_json
 
 Command = Callable[..., Any]  # the function of a command, with click's options as parameters
 
-SECTIONS = {"ModelChoice": "Models", "Settings": "Answers"}
-"""Titles of options in a help, by the class that has them."""
-
-
-class SectionedOption(click.Option):
-    def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        self.section = section
+SECTIONS = dict.fromkeys((field.name for field in dataclasses.fields(ModelChoice)), "Models")
+SECTIONS |= dict.fromkeys((field.name for field in dataclasses.fields(Settings)), "Answers")
+"""Titles of options in a help, by their names."""
 
 
 class SectionedCommand(click.Command):
@@ -45,7 +39,7 @@ class SectionedCommand(click.Command):
         for param in self.get_params(context):
             record = param.get_help_record(context)
             if record and isinstance(param, click.Option):
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+                sections.setdefault(SECTIONS.get(param.name, "Options"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -106,7 +100,8 @@ def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Comman
     several, required = get_origin(hint) is tuple, field.default is dataclasses.MISSING
     default = None if several or field.default == "" else field.default
     flag, name = hint is bool or "off" in metadata, option_name(field.name)
-    owners = (owner for owner in kind.__mro__[::-1] if field.name in get_annotations(owner))
+    shown = default if flag or default is None else str(default)
+    usual: dict[str, Any] = {} if required else {"default": shown}
     return click.option(
         f"{name}/--{metadata['off']}" if "off" in metadata else name,
         field.name,
@@ -116,12 +111,10 @@ def _option(kind: type, field: dataclasses.Field[Any], variable: bool) -> Comman
         required=required,
         is_flag=flag,
         multiple=several,
-        **({} if required else {"default": default if flag or default is None else str(default)}),
+        **usual,
         metavar=None if flag else metadata.get("metavar") or _metavar(hint),
         shell_complete=completing(field.name, metadata.get("metavar") or _metavar(hint)),
         help=metadata["help"][0].upper() + metadata["help"][1:] + ".",
-        cls=SectionedOption,
-        section=SECTIONS.get(next(owners).__name__, "Options"),
     )
 
 
