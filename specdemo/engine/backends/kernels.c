@@ -1,6 +1,6 @@
 /* Kernels for decoders whose weights have 4 or 8 bits, and the pool of threads that runs them.
  *
- * Python compiles this file as LLVM text, once for each instruction set (`make kernels`), and
+ * `python -m tools.compile_kernels` makes LLVM text of this file, once for each instruction set, and
  * llvmlite compiles the committed text for the processor at hand. Every instruction set gives the
  * same bits, whatever the number of rows and threads: sums of integers are exact, and floats are
  * added in an order that depends on the row alone. So the compiler must not contract a * b + c.
