@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import openvino as ov
+from openvino import opset13 as ops
 
 from ..faults import ModelError
 from . import recurrent
+
+THREADS = "INFERENCE_NUM_THREADS"
 
 Form = tuple[ov.Type, list[int]]  # of a block of a cache or of a table of states
 
@@ -19,7 +22,7 @@ class Instance:
 
     def __init__(self, compiled: ov.CompiledModel):
         self.request = compiled.create_infer_request()
-        self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
+        self.threads = int(compiled.get_property(THREADS))
         self._ports = {name: port for port in compiled.inputs for name in port.names}
         self._cache_ports = [port for name, port in self._ports.items() if "_cache." in name]
         tables = [name for name in self._ports if name.startswith(recurrent.TABLES)]
@@ -79,11 +82,14 @@ class Instance:
 
 class RowInstances:
     """A model whose inputs have a row for each token, compiled for several tokens and for one: with
-    fixed shapes the plugin does less, and tensors stay where they are."""
+    fixed shapes the plugin does less, and tensors stay where they are. It computes little, on one
+    thread: others that the plugin wakes would take their processors from the kernels'. `threads`
+    are those that the plugin would use."""
 
     def __init__(self, model: ov.Model, core: ov.Core, properties: dict[str, str]):
+        self.threads = thread_count(core, properties)
+        properties = properties | {THREADS: "1"}
         self._several = Instance(core.compile_model(model, "CPU", properties))
-        self.threads = self._several.threads
         model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
         single = core.compile_model(model, "CPU", properties)
         request = self._single = single.create_infer_request()
@@ -98,6 +104,13 @@ class RowInstances:
             content[:] = inputs[name]
         self._single.infer(share_outputs=True)
         return self._outputs
+
+
+def thread_count(core: ov.Core, properties: dict[str, str]) -> int:
+    """How many threads the plugin uses for a model with these properties."""
+    x = ops.parameter([1], ov.Type.f32)
+    compiled = core.compile_model(ov.Model([ops.result(x)], [x], "threads"), "CPU", properties)
+    return int(compiled.get_property(THREADS))
 
 
 def _forms(ports: list[ov.ConstOutput]) -> list[Form]:
