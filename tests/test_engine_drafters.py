@@ -23,10 +23,10 @@ from specdemo.audit.properties import Plan, Subject, cell_of
 from specdemo.convert import exporting, model_files
 from specdemo.engine.cost_model import CostModel
 from specdemo.engine.drafts.draft_sources import DraftRequest
-from specdemo.engine.drafts.drafter import AdaptiveDrafter
+from specdemo.engine.drafts.drafter import EXPLORE_ROUNDS, AdaptiveDrafter
 from specdemo.engine.drafts.lookup import ORDERS, NgramTable
 from specdemo.engine.drafts.model_drafters import LOOKAHEAD
-from specdemo.engine.policy import EXPLORE_ROUNDS, Policy
+from specdemo.engine.policy import Policy
 from specdemo.engine.rounds import Proposal
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
@@ -160,14 +160,6 @@ def test_a_source_that_seems_too_dear_is_asked_once_in_a_while():
             policy.accepted(model.name).unasked = 0
         policy.record_round(1.0, 1)
     assert asked_in == [EXPLORE_ROUNDS, 2 * EXPLORE_ROUNDS]
-
-
-@pytest.mark.parametrize(("name", "text_tokens"), [("head", 1), ("eagle3", 5)])
-def test_a_heads_step_costs_the_text_and_the_draft_tokens_that_it_has_not_read(name, text_tokens):
-    drafter = opened(name, asked())
-    drafter.start(list(range(9)), np.zeros((5, 1), np.float32))
-    forward = drafter.costs.forward
-    assert drafter.cost([1, 2]) == pytest.approx(forward(text_tokens) + 2 * forward(1))
 
 
 def test_rounds_that_share_a_forward_count_as_one_until_a_source_is_asked():

@@ -14,11 +14,6 @@ from .cost_model import LARGEST, CostModel
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
-EXPLORE_ROUNDS = 256
-"""A source that no round has asked for so long is asked for one token, whatever a step seems to
-cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
-is one draft step."""
-
 PAUSE_ROUNDS, MAX_PAUSE = 64.0, 1024.0  # without drafts, after they have lost
 RISK = 6.0
 """Rounds that drafts may lose before they are left: fewer would be chance, since a round gives one
@@ -27,7 +22,6 @@ MAX_LOSS = 2.0
 """Rounds that one round may count as lost: what takes much longer was slowed by other programs."""
 
 DECAY, FADING = 0.98, 0.9995  # weight that a new observation, and a round, leave to earlier ones
-MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
 class Rate:
@@ -101,7 +95,6 @@ class RoundPlan:
 
     fixed: int | None  # draft length
     limit: int  # of the draft length, if none is fixed
-    requests: int  # that share its forwards
     rows: list[float]  # seconds of the forward in which each verifies 0, 1, ... tokens
     pace: float  # recent seconds a token, at most those of autoregressive decoding
     tokens_left: int  # at most so many follow
@@ -124,8 +117,6 @@ class RoundPlan:
             gain = worth - self.rows[count + 1] + here
             if gain > best:
                 best = gain
-            if survival < MIN_SURVIVAL:
-                break
         return best
 
 
@@ -215,7 +206,7 @@ class Policy:
         pace = rows[1]
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        return RoundPlan(self.fixed, self.limit, self.requests, rows, pace, tokens_left)
+        return RoundPlan(self.fixed, self.limit, rows, pace, tokens_left)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""

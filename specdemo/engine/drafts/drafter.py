@@ -9,9 +9,15 @@ import numpy as np
 
 from ..constraint import AllowedTokens, Mask, forced, wait
 from ..forwards import PREFILL_CHUNK, Forward, Reply
-from ..policy import EXPLORE_ROUNDS, MIN_SURVIVAL, Policy, RoundPlan
+from ..policy import Policy, RoundPlan
 from ..rounds import Draft, Proposal
 from .draft_sources import Reading, TokenDrafter
+
+MIN_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
+EXPLORE_ROUNDS = 256
+"""A source that no round has asked for so long is asked for one token, whatever a step seems to
+cost: a cost that was measured beside other work would otherwise stay for ever. Of 256 forwards this
+is one draft step."""
 
 
 class AdaptiveDrafter:
@@ -71,7 +77,7 @@ class AdaptiveDrafter:
                 break
             draft.append(best)
             survival *= best.acceptance
-        return Draft(tuple(draft), seconds, bool(draft or seconds) or plan.requests > 1)
+        return Draft(tuple(draft), seconds, bool(draft or seconds) or self.policy.requests > 1)
 
     def _mask(self, drafted: list[int]) -> Generator[Any, None, Mask]:
         """The tokens allowed after `drafted`. Slow ones are computed beside the engine's thread."""

@@ -128,12 +128,6 @@ class HeadDrafter(LogitsDrafter):
             seconds += reply.seconds
         return self.choose(reply.logits, context, drafted, mask), seconds
 
-    def cost(self, drafted: list[int]) -> float:
-        forward, chained = self.costs.forward, len(drafted) + 1 - self._runs
-        if self._runs:
-            return chained * forward(1)
-        return forward(min(len(self._states), LARGEST)) + (chained - 1) * forward(1)
-
 
 class ModelDrafter(LogitsDrafter):
     """Proposes with a second, smaller model. `sequence` may hold any text; the prefix that it
