@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 import recurrent_models
 import torch
 from conftest import load_own
 from reference_heads import ReferenceHead
 from safetensors.torch import load_file, save_file
-from test_convert import EXACT
 from test_convert_eagle3 import require_rows
 from transformers.models.qwen3_5 import configuration_qwen3_5, modeling_qwen3_5
 
