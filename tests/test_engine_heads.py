@@ -24,6 +24,7 @@ from specdemo.convert.weights import fit_int4
 from specdemo.engine.backends.draft_head import DraftHead, fractions
 from specdemo.engine.backends.eagle_head import EagleHead
 from specdemo.engine.backends.forward import KernelForward
+from specdemo.engine.backends.numerics import open_target
 from specdemo.engine.backends.paged import PagedModel
 from specdemo.engine.drafts.model_drafters import DEPTH
 from specdemo.engine.engine import Engine
@@ -318,7 +319,9 @@ def test_the_caches_of_target_and_draft_fit_into_the_free_memory(request, pair):
 
 
 def states_of(pair, tokens: list[int]) -> np.ndarray:
-    model = PagedModel(pair.target, ModelSettings(hidden=Taps(LAYERS)))
+    target, _ = open_target(pair, ov.Core())  # with the numerics of a session
+    settings = dataclasses.replace(target.settings, hidden=Taps(LAYERS))
+    model = PagedModel(pair.target, settings)
     with model.new_sequence() as sequence:
         return model.forward([Run(sequence, tokens, 1)])[0].state.copy()
 
