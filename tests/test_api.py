@@ -25,6 +25,7 @@ from specdemo.api import ChatTokenizer, Extras, Message, Options, Pipeline
 from specdemo.errors import BadInput, Busy
 from specdemo.options import parse
 from specdemo.pairs.registry import ModelChoice
+from specdemo.runs.question import Question
 from specdemo.runs.race import on_show
 from specdemo.runs.saved_run import from_json
 from specdemo.runs.settings import Settings
@@ -78,6 +79,8 @@ def test_a_prediction_is_a_source_of_drafts(toy):
     assert predicted.text == text
     sources = {token.source for round_ in predicted.rounds for token in round_.drafted}
     assert "prediction" in sources and predicted.acceptance_rate > 0.5
+    long = Question(text, Settings(), prediction=(1,) * 20_000)
+    assert len(toy._request(long).prediction) == toy.context_limit
 
 
 def test_a_closed_pipeline_says_so_and_not_that_it_is_busy():
@@ -445,9 +448,9 @@ def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
         tokenizer.apply_chat_template(chat)
     template = Template("qwen3", (FOLDER / "qwen3.jinja").read_text("utf-8"))
     qwen = ChatTokenizer(replace(embedded_pair, template=template))
-    asked = qwen.apply_chat_template("Hi", tools=TOOLS, enable_thinking=False)
+    asked = qwen.apply_chat_template("Hi", tools=TOOLS, enable_thinking=True)
     text = tokenizer.decode(asked, special=True)
-    assert '"name": "add"' in text and text.endswith("<think>\n\n</think>\n\n")
+    assert '"name": "add"' in text and text.endswith("assistant\n"), "no thoughts are begun"
     with pytest.raises(BadInput, match="There are no messages"):
         tokenizer.apply_chat_template([])
     with pytest.raises(BadInput, match="^text is 3; it must be text"):

@@ -352,8 +352,10 @@ def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(
     methods |= {"autoregressive/default": {"tokens": (4,)}, "same/default": {}}
     peers = [fake_peer(tiny_llama_pair, method, length=5, **how) for method, how in methods.items()]
     monkeypatch.setattr(audit_command, "peers_of", lambda *_: peers)
-    how = AuditOptions(peers=("transformers",)), Settings(drafter="lookup", draft_tokens=3)
-    _, *engines = audit_command._engines(Mock(), *how, {})
+    settings = Settings(drafter="lookup", draft_tokens=3, numerics="fast")
+    how = AuditOptions(peers=("transformers",)), settings
+    _, *engines = audit_command._engines(session := Mock(), *how, {})
+    session.target_properties.assert_called_once_with("fast")
     assert [engine.method for engine in engines] == [*list(methods)[1:5], "same/default"]
     assert {engine.facts["variant"] for engine in engines} == {"K=3"}
     cells = [result_of("greedy", engine) for engine in engines]

@@ -2,8 +2,10 @@
 made-up sessions."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import page_server, until
@@ -114,6 +116,13 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     asking.join()
     assert answers == ["embedded"]
     until(lambda: old.closed)
+
+
+def test_a_pair_is_fetched_for_the_devices_that_will_run_it(place, monkeypatch):
+    place.menu.first = replace(place.menu.first, draft_device="torch:cpu")
+    monkeypatch.setattr(background_download, "fetch_pair", fetched := Mock())
+    place.fetch()
+    assert fetched.call_args.args[0].choice == place.menu.first
 
 
 def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkeypatch):

@@ -551,12 +551,15 @@ def test_bench_measures_each_length_and_writes_both_files(no_models, capsys, tmp
 
 def test_a_quick_benchmark_is_asked_for_what_its_options_say(no_models, monkeypatch):
     monkeypatch.setattr(engines, "peers_of", Mock(return_value=iter(["a way"])))
+    monkeypatch.setattr(ToySession, "target_properties", properties := Mock())
     asked = Mock(side_effect=RequestFailed("enough"))
     monkeypatch.setattr(report_module, "bench", asked)
     options = ["--quick", "--repeats", "2", "--peers", "transformers", "--draft-tokens", "3"]
-    assert cli.main(["bench", *options, "--limit", "4", "--kv-cache", "f16"]) == 1
+    options += ["--limit", "4", "--kv-cache", "f16", "--numerics", "fast"]
+    assert cli.main(["bench", *options]) == 1
+    properties.assert_called_once_with("fast")
     [_, prompts, settings], named = asked.call_args
-    assert (prompts, settings) == (spread(read_prompts(), 4), Settings(48, 3))
+    assert (prompts, settings) == (spread(read_prompts(), 4), Settings(48, 3, numerics="fast"))
     expected = {"lengths": (48,), "repeats": 2, "peers": ["a way"], "seconds": 100.0}
     assert named == expected | {"choice": ModelChoice(kv_cache="f16"), "report": ANY}
 

@@ -230,9 +230,18 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(tiny
         load_own(copied)
 
 
+def test_a_checkpoint_that_has_changed_is_converted_anew(tiny_home, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    own = shutil.copytree(tiny_home / "llama-draft", tmp_path / "own")
+    first, again = load_own(own).target, load_own(own).target
+    (own / "config.json").write_text((own / "config.json").read_text() + "\n")
+    assert first == again != load_own(own).target
+
+
 def test_a_loaded_pair_has_the_precision_and_the_thinking_that_were_chosen(tiny):
     loaded = load_own(tiny.dolly, tiny.pythia, kv_cache="f16", thinking=True)
     assert (loaded.kv_cache, loaded.template.thinking) == ("f16", True)
+    assert loaded.tokenizer.context == loaded.context_limit
 
 
 def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home, tmp_path):
@@ -425,6 +434,13 @@ def test_a_weight_format_is_of_all_models_of_a_pair_that_are_converted_here():
     assert usual == replace(find_pair("qwen2.5-coder"), choice=usual.choice)
     with pytest.raises(BadInput, match="weight_format int4: the files of dolly-3b are OpenVINO IR"):
         chosen_pair(ModelChoice("dolly-3b", weight_format="int4"))
+
+
+def test_measurements_that_come_with_the_embedded_head_are_not_those_of_another_draft(
+    embedded_pair, tiny
+):
+    own = load_pair(find_pair("embedded").with_draft(str(tiny.pythia)))
+    assert embedded_pair.typical_profile and own.typical_profile is None
 
 
 def test_a_loaded_pair_names_the_format_of_its_weights(embedded_pair):

@@ -249,6 +249,7 @@ def test_the_service_has_a_cluster_of_its_own_and_says_why_it_did_not_start(monk
     with pytest.raises(RequestFailed, match=r"did not start: Failed to bind\.$"):
         ray.on_ray(options, Event()).__enter__()
     assert init.call_args.args == ("local",), "a cluster of others may be here, or have been"
+    assert init.call_args.kwargs["_node_ip_address"] == "127.0.0.1"
     http = failing.call_args.kwargs["http_options"]
     assert (http.host, http.port) == ("127.0.0.2", options.port)
 

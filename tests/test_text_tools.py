@@ -22,6 +22,7 @@ from test_text_grammar import PERSON, walk
 from test_text_tokenizer import saved
 from tokenizers import AddedToken
 
+from specdemo.server.schema import ChatRequest
 from specdemo.text.grammar import Grammars
 from specdemo.text.templates import RAW, Template
 from specdemo.text.tokenizer import TextStream
@@ -273,6 +274,7 @@ def test_a_tool_is_called_and_its_result_is_answered(clients, family):
     common = {**ASKED, "max_tokens": 110, "seed": 1, "tools": DRINKS}
     for choice in ("required", NAMED):
         options = {**common, "tool_choice": choice, "parallel_tool_calls": False}
+        assert not ChatRequest.model_validate(options).chat.tools.several
         done = complete.parse(**options).choices[0]
         [call] = done.message.tool_calls
         assert isinstance(call.function.parsed_arguments, Drink) and len(call.id) == 9

@@ -268,7 +268,7 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time():
         waiting = next(one for one in seen if one["phase"] == "waiting")
         assert waiting["note"] == "In the queue, 2 requests ahead; about 8 s"
         with pytest.raises(Busy):  # a fourth would wait
-            trace_of(session.ask(Question("4", settings)))
+            session.submit(Question("4", settings))
         session.resume()
         assert list(seen)[-1]["phase"] == "done"
 
@@ -373,15 +373,20 @@ def test_one_browser_cannot_take_all_places_over_http(served):
     until(lambda: session.activity.active == 0)
 
 
-def test_a_call_of_generate_is_answered_as_its_arguments_say(served):
-    url, session, _ = served
+def test_a_call_of_generate_is_asked_as_its_arguments_say_and_counts_for_its_network(
+    served, monkeypatch
+):
+    url, session, service = served
+    monkeypatch.setattr(service, "request", asked := Mock(side_effect=service.request))
     settings = Settings(3, 2, "lookup", temperature=0.5, top_p=0.9, top_k=7, seed=5)
     names = "max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed"
     arguments = {name: getattr(settings, name) for name in names} | {"draft_tokens": "2"}
     call = f"{url}/gradio_api/call/v2/generate"
-    event = httpx.post(call, json={"instruction": "Hi", **arguments}).json()["event_id"]
+    sent = {"json": {"instruction": "Hi", **arguments}, "headers": {"X-Forwarded-For": "192.0.2.7"}}
+    event = httpx.post(call, **sent).json()["event_id"]
     assert "event: complete" in httpx.get(f"{call}/{event}").text
     assert session.questions[-1].settings == settings
+    assert asked.call_args.args[0].network == "192.0.2.7/32"
 
 
 def streamed(url: str, path: str, tab: str, **values):
