@@ -2,9 +2,9 @@
 text. Implements the engine's protocol `Translation`."""
 
 import re
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import PIECE, Tokenizer
 
 TAIL = 8  # tokens of the context, at most, that are encoded again with the text that follows
 LONGEST = 20_000  # characters encoded in every round, some 10 ms; a longer text gets no drafts
@@ -36,15 +36,23 @@ class TextTranslation:
         self._text += "".join(self._pieces[len(self._pieces) - len(added) :])
         if not self._pieces or not self._pieces[-1]:
             return None
-        if self._by_words and (spaces := [*_BOUNDARY.finditer(self._text, self._encoded + 1)]):
-            end = spaces[-1].start()
-            words = self._text[self._encoded : end]
-            self._words += self._draft.encode(words, limited=False)
-            self._encoded = end
+        if self._by_words:
+            self._encode_words()
         if len(self._text) - self._encoded > LONGEST:
             return None
         self._ids = [*self._words, *self._draft.encode(self._text[self._encoded :])]
         return list(self._ids)
+
+    def _encode_words(self) -> None:
+        """Encode the text up to its last word, a piece of whole words at a time."""
+        matches = _BOUNDARY.finditer(self._text, self._encoded + 1)
+        boundaries = [match.start() for match in matches]
+        for end, next_end in zip_longest(boundaries, boundaries[1:], fillvalue=len(self._text)):
+            if end - self._encoded > PIECE:
+                return
+            if next_end - self._encoded > PIECE or next_end == len(self._text):
+                self._words += self._draft.encode(self._text[self._encoded : end])
+                self._encoded = end
 
     def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
         """The target's tokens for the text that the draft tokens `drafted` add to the context, each
