@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import pairwise, product
 from time import perf_counter
+from unittest.mock import Mock
 
 import numpy as np
 import openvino as ov
@@ -33,7 +34,7 @@ from specdemo.engine.backends import (
     numerics,
     tiles,
 )
-from specdemo.engine.backends.instance import RowInstances
+from specdemo.engine.backends.instance import THREADS, RowInstances
 from specdemo.engine.backends.numerics import measure_invariance
 from specdemo.engine.backends.paged import CACHE, PagedModel
 from specdemo.engine.cost_model import CostModel
@@ -844,7 +845,10 @@ def test_attention_and_rotation_are_those_of_numpy(code, tiny_llama_pair, monkey
     cache = np.zeros((2, 20, *layer.cache_shape), np.float16)
     layer.description[-2:] = [part.ctypes.data for part in cache]
     program = forward.Program(turns, inputs, [turns[2].key])
-    front = RowInstances(forward._front(inputs), CORE, dict(CLOSE.properties))
+    core = Mock(wraps=CORE)
+    front = RowInstances(forward._front(inputs), core, {**dict(CLOSE.properties), THREADS: "2"})
+    asked = [call.args[2][THREADS] for call in core.compile_model.call_args_list]
+    assert asked == ["2", "1", "1"]  # what the plugin would use, and what it uses here
     text = np.random.default_rng(5).integers(0, 256, 600)
     found = []
     for begin, end in pairwise((0, 62, 63, 64, 65, 95, 100, 300, 599, 600)):
@@ -945,6 +949,7 @@ def test_what_the_plugin_computes_runs_where_onednn_is_limited(tiny_llama_pair, 
     program = f"""
 import openvino
 from pathlib import Path
+from unittest.mock import Mock
 from specdemo.engine.backends.draft_head import DraftHead
 from specdemo.engine.backends.numerics import open_target
 from specdemo.engine.pair_files import PairFiles

@@ -106,7 +106,7 @@ class CallReader:
         self._openings = [f'{{"name":"{name}","{key}":' for name in names for key in keys]
         self._openings += [name + MISTRAL_ARGS.middle for name in names]
         self._opening = re.compile(
-            rf'\s*(\{{\s*"name"\s*:\s*")?({"|".join(names)})'
+            rf'\s*(\{{\s*"name"\s*:\s*")?({"|".join(map(re.escape, names))})'
             rf'(?(1)"\s*,\s*"({"|".join(keys)})"\s*:|{re.escape(MISTRAL_ARGS.middle)})\s*'
         )
         self._unread = ""
